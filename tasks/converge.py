@@ -1,0 +1,194 @@
+"""Steps and their outcomes: observe, plan, act, observe again; and waiting with a deadline."""
+
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from pydantic import BaseModel
+
+from tasks import remote
+from tasks.errors import Cancelled, NodeUnreachable, NotConverged, NotReady
+
+P = ParamSpec("P")
+Have = TypeVar("Have")
+Do = TypeVar("Do")
+Status = Literal["unchanged", "changed", "planned"]
+STATE_NAMES: dict[Status, str] = {
+    "unchanged": "Unchanged",
+    "changed": "Changed",
+    "planned": "Planned",
+}
+log = logging.getLogger("sparkrail")
+
+
+class Run(BaseModel, frozen=True):
+    """One deploy, whatever started it; a retry from the Prefect UI is the same run."""
+
+    id: str
+    who: str
+    dry_run: bool = False
+    restart: Literal["if-changed", "always"] = "if-changed"
+
+
+class Outcome(BaseModel, frozen=True):
+    """What a step did on a node. That it failed is an exception, never an outcome."""
+
+    step: str
+    node: str
+    status: Status
+    detail: str = ""
+    seconds: float = 0.0
+    # What later steps need of this one, as plain JSON values.
+    data: Any = None
+
+
+def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
+    """Make a function that ensures something on `node` into a Prefect task.
+
+    Never cached: a node's state is no function of the inputs. Tried again only when the connection
+    failed: a command that failed will fail again, slower.
+    """
+
+    def decorate(function: Callable[P, Outcome]) -> Task[P, Outcome]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def timed(*args: P.args, **kwargs: P.kwargs) -> Any:
+            node = signature.bind(*args, **kwargs).arguments["node"].name
+            started = time.monotonic()
+            log.info("%s on %s ...", name, node)
+            outcome = function(*args, **kwargs)
+            outcome = outcome.model_copy(update={"seconds": time.monotonic() - started})
+            log.info("%s on %s: %s %s", name, node, outcome.status, outcome.detail)
+            return as_state(outcome)
+
+        made: Any = task(
+            name=name,
+            task_run_name=f"{name} on {{node.name}}",
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=2,
+            retry_delay_seconds=[2, 5],
+            retry_condition_fn=_connection_failed,
+        )(timed)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def as_state(outcome: Outcome) -> State[Outcome]:
+    """A completed state that the Prefect UI shows as Unchanged, Changed or Planned."""
+    return Completed(name=STATE_NAMES[outcome.status], message=outcome.detail, data=outcome)
+
+
+def _connection_failed(_task: Any, _run: Any, state: State[Any]) -> bool:
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, NodeUnreachable) and not remote.STOP.is_set()
+
+
+def converge(
+    name: str,
+    node: str,
+    observe: Callable[[], Have],
+    plan: Callable[[Have], Sequence[Do]],
+    act: Callable[[Do], object],
+    *,
+    dry_run: bool = False,
+    data: Callable[[Have], Any] = lambda have: None,
+) -> Outcome:
+    """The only place that acts: observe, plan, act, observe again, and nothing may be left to do.
+
+    `str()` of what `plan` returns is what logs, dry runs and errors show.
+    """
+    have = observe()
+    steps = plan(have)
+    if not steps:
+        return Outcome(step=name, node=node, status="unchanged", data=data(have))
+    detail = "; ".join(map(str, steps))
+    if dry_run:
+        return Outcome(step=name, node=node, status="planned", detail=detail, data=data(have))
+    for do in steps:
+        log.info("%s on %s: %s", name, node, do)
+        act(do)
+    have = observe()
+    left = plan(have)
+    if left:
+        raise NotConverged(
+            f"{name}: done, but still to do: {'; '.join(map(str, left))}",
+            node=node,
+            details=f"done: {detail}",
+            remedy="Something on the node undoes it, or it did not take effect; see its logs.",
+        )
+    return Outcome(step=name, node=node, status="changed", detail=detail, data=data(have))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What we waited for is there."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Not yet; `progress` changes whenever there was some."""
+
+    why: str
+    progress: object = None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """It can never come: the wait ends at once."""
+
+    why: str
+    details: str = ""
+    remedy: str = ""
+
+
+def wait_until(
+    what: str,
+    node: str,
+    probe: Callable[[], Ready | Waiting | Gone],
+    *,
+    timeout: float,
+    stall: float | None = None,
+    every: float = 0.5,
+    details: Callable[[], str] = lambda: "",
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = remote.STOP.wait,
+) -> Any:
+    """Ask until ready. Ends at once when gone, after `timeout`, or `stall` seconds of no progress."""
+    started = moved = reported = clock()
+    progress: object = None
+    while True:
+        answer = probe()
+        now = clock()
+        if isinstance(answer, Ready):
+            return answer.value
+        if isinstance(answer, Gone):
+            raise NotReady(
+                f"{what}: {answer.why}", node=node, details=answer.details, remedy=answer.remedy
+            )
+        if answer.progress != progress:
+            progress, moved = answer.progress, now
+        late = now - started > timeout
+        if late or (stall is not None and now - moved > stall):
+            limit = f"{timeout:.0f} s" if late else f"{stall:.0f} s without progress"
+            raise NotReady(
+                f"{what}: not ready after {limit}: {answer.why}", node=node, details=details()
+            )
+        if now - reported > 30:
+            reported = now
+            log.info("%s on %s: %s (%.0f s)", what, node, answer.why, now - started)
+        pause(every)
+        if remote.STOP.is_set():
+            raise Cancelled(f"cancelled while waiting for {what}", node=node)

@@ -1,0 +1,83 @@
+"""The docker engine of a node, spoken to by docker-py through the node's SSH connection."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import docker
+import requests
+import urllib3
+from docker.errors import APIError, DockerException
+from docker.transport.sshconn import RecentlyUsedContainer, SSHHTTPAdapter
+
+from blocks import Cluster, Node
+from tasks.errors import CommandFailed, NodeUnreachable
+from tasks.remote import Remote, connect
+
+API_TIMEOUT = 60
+_clients: dict[int, tuple[Remote, docker.DockerClient]] = {}
+_lock = threading.Lock()
+
+
+class _OverConnection(SSHHTTPAdapter):
+    """docker-py's own SSH adapter, on a connection that is already open."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.ssh_client: Any = SimpleNamespace(
+            get_transport=lambda: remote.transport, close=lambda: None
+        )
+        self.ssh_host = remote.node.address
+        self.timeout = API_TIMEOUT
+        self.max_pool_size = 2
+        self.pools: Any = RecentlyUsedContainer(2, dispose_func=lambda pool: pool.close())
+        # SSHHTTPAdapter's own __init__ would open a connection of its own, without a gateway.
+        super(SSHHTTPAdapter, self).__init__()
+
+
+@contextlib.contextmanager
+def engine(cluster: Cluster, node: Node) -> Iterator[docker.DockerClient]:
+    """A docker client for a node; every failure to reach or use the engine names the node."""
+    remote = connect(cluster, node)
+    try:
+        yield _client(remote)
+    except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
+        remote.transport  # noqa: B018 - raises NodeUnreachable when the connection itself is gone
+        raise no_engine(node, str(error)) from error
+    except APIError as error:
+        raise CommandFailed(
+            f"docker: {error.explanation or error}", node=node.name, details=str(error.response)
+        ) from error
+    except DockerException as error:
+        raise no_engine(node, str(error)) from error
+    except EOFError as error:
+        raise NodeUnreachable("connection lost", node=node.name) from error
+
+
+def no_engine(node: Node, said: str) -> CommandFailed:
+    """The error for a node whose docker does not answer."""
+    return CommandFailed(
+        "the docker engine does not answer",
+        node=node.name,
+        details=said,
+        remedy=f"Is dockerd running, and may {node.user} use it (group docker)? "
+        f"Try `docker info` on {node.name}.",
+    )
+
+
+def _client(remote: Remote) -> docker.DockerClient:
+    with _lock:
+        held = _clients.get(id(remote))
+        if held is not None:
+            return held[1]
+    client = docker.DockerClient(base_url="tcp://node", version="1.41", timeout=API_TIMEOUT)
+    api: Any = client.api
+    api.mount("http+docker://", _OverConnection(remote))
+    api.base_url = "http+docker://ssh"
+    # Negotiated, never pinned: docker 29 refuses clients below 1.44, older engines those above.
+    api._version = api._retrieve_server_version()
+    with _lock:
+        # The remote is kept beside its client so that its id() is not used again.
+        _clients[id(remote)] = (remote, client)
+    return client
