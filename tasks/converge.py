@@ -11,6 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.context import TaskRunContext
 from prefect.states import Completed
 from pydantic import BaseModel
 
@@ -68,7 +69,8 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
             outcome = function(*args, **kwargs)
             outcome = outcome.model_copy(update={"seconds": time.monotonic() - started})
             log.info("%s on %s: %s %s", name, node, outcome.status, outcome.detail)
-            return as_state(outcome)
+            # Called as a plain function, as tests and the command line do, it is one.
+            return as_state(outcome) if TaskRunContext.get() else outcome
 
         made: Any = task(
             name=name,
@@ -102,7 +104,7 @@ def converge(
     act: Callable[[Do], object],
     *,
     dry_run: bool = False,
-    data: Callable[[Have], Any] = lambda have: None,
+    data: Callable[[Have], Any] = lambda _have: None,
 ) -> Outcome:
     """The only place that acts: observe, plan, act, observe again, and nothing may be left to do.
 
@@ -166,7 +168,7 @@ def wait_until(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = remote.STOP.wait,
 ) -> Any:
-    """Ask until ready. Ends at once when gone, after `timeout`, or `stall` seconds of no progress."""
+    """Ask until ready; ends at once when gone, after `timeout`, or `stall` s without progress."""
     started = moved = reported = clock()
     progress: object = None
     while True:

@@ -46,9 +46,7 @@ def engine(cluster: Cluster, node: Node) -> Iterator[docker.DockerClient]:
         remote.transport  # noqa: B018 - raises NodeUnreachable when the connection itself is gone
         raise no_engine(node, str(error)) from error
     except APIError as error:
-        raise CommandFailed(
-            f"docker: {error.explanation or error}", node=node.name, details=str(error.response)
-        ) from error
+        raise CommandFailed(f"docker: {error.explanation or error}", node=node.name) from error
     except DockerException as error:
         raise no_engine(node, str(error)) from error
     except EOFError as error:
@@ -71,7 +69,7 @@ def _client(remote: Remote) -> docker.DockerClient:
         held = _clients.get(id(remote))
         if held is not None:
             return held[1]
-    client = docker.DockerClient(base_url="tcp://node", version="1.41", timeout=API_TIMEOUT)
+    client = docker.DockerClient(base_url="tcp://node:2375", version="1.41", timeout=API_TIMEOUT)
     api: Any = client.api
     api.mount("http+docker://", _OverConnection(remote))
     api.base_url = "http+docker://ssh"

@@ -15,6 +15,9 @@ SparkrailError             brief, details, remedy
 └── NotReady               the deadline passed, or what we waited for is gone
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class SparkrailError(Exception):
     """What failed on which node, what it said, and what to do about it."""
@@ -32,7 +35,8 @@ class SparkrailError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Prefect pickles what a task raises; keyword-only arguments need this.
-        return _rebuild, (type(self), self.brief, self.node, self.details, self.remedy)
+        words = (type(self), self.brief, self.node, self.details, self.remedy)
+        return _rebuild, words, vars(self)
 
 
 def _rebuild(
@@ -49,6 +53,8 @@ class InvalidSpec(SparkrailError):
 
 class PreflightFailed(SparkrailError):
     """Something on the nodes would make the deploy fail; nothing was touched."""
+
+    problems: Sequence[Any] = ()  # All rows of the table, tasks.preflight.Problem.
 
 
 class Locked(SparkrailError):

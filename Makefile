@@ -1,0 +1,30 @@
+# `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine, installation
+# included; see README.md and CONTRIBUTING.md.
+PYTHON := .venv/bin/python
+# The lab is made of namespaces, which only root may make.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
+
+.PHONY: demo demo-down test test-fast lint setup venv
+
+demo: setup
+	$(SUDO) $(PYTHON) -m tests.lab.demo up
+
+demo-down: venv
+	$(SUDO) $(PYTHON) -m tests.lab.demo down
+
+test: setup lint
+	$(SUDO) $(PYTHON) -m pytest
+
+test-fast: venv
+	$(PYTHON) -m pytest tests/unit tests/flows tests/ssh
+
+lint: venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+setup:
+	.ci/setup
+
+venv:
+	.ci/setup venv

@@ -1,0 +1,26 @@
+"""Every problem on every node, before anything is touched."""
+
+from typing import Any
+
+from prefect import flow
+
+from flows.deploy import endpoint_of, gather
+from flows.steps import Steps, as_state, conduct
+from tasks.preflight import preflight
+
+
+@flow(name="check", flow_run_name="check {cluster}", persist_result=False)
+def check(cluster: str) -> Any:
+    """Check the nodes of a cluster spec; changes nothing.
+
+    Args:
+        cluster: Name of a file in deployments/clusters, or a path.
+    """
+    return as_state(conduct(cluster, look))
+
+
+def look(steps: Steps) -> None:
+    """Facts, then all checks at once; takes no lock, since it changes nothing."""
+    steps.endpoint = endpoint_of(steps.cluster)
+    facts = gather(steps)
+    steps.problems = tuple(steps.one(preflight, facts=facts).data)

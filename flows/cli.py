@@ -1,0 +1,136 @@
+"""The command line: `sparkrail check|deploy|status|destroy NAME`."""
+
+import argparse
+import http.client
+import logging
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.report import Report
+
+# Importing Prefect takes seconds: `--help` and usage errors must not wait for it, so that every
+# import of ours stands inside the function that needs it.
+
+EPILOG = """\
+exit codes: 0 done; 1 failed; 2 bad spec or usage; 3 blocked by preflight; 4 locked by another run
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="sparkrail",
+        description="Bring up, prove and redeploy a large language model over several GPU nodes.",
+        epilog=EPILOG,
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, text in (
+        ("check", "report every problem on every node; changes nothing"),
+        ("deploy", "bring the model up, or leave it alone when nothing has changed"),
+        ("status", "tell what runs where against what was asked; changes nothing"),
+        ("destroy", "stop everything of ours and take our files away"),
+    ):
+        command = verbs.add_parser(verb, help=text, description=text, epilog=EPILOG)
+        command.add_argument(
+            "cluster", metavar="NAME", help="deployments/clusters/NAME.yaml, or a path"
+        )
+        command.add_argument("--json", action="store_true", help="print one JSON document only")
+        if verb in ("deploy", "destroy"):
+            command.add_argument(
+                "--dry-run", action="store_true", help="say what would be done, change nothing"
+            )
+        if verb == "deploy":
+            command.add_argument(
+                "--restart",
+                choices=("if-changed", "always"),
+                default="if-changed",
+                help="always: start anew even when nothing has changed",
+            )
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = parser().parse_args(argv)
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+    try:
+        report = _run(options)
+    except KeyboardInterrupt:
+        print("interrupted: what ran on the nodes for this run was ended", file=sys.stderr)
+        return 1
+    return _tell(report, as_json=options.json)
+
+
+def _tell(report: "Report", *, as_json: bool) -> int:
+    from flows import terminal
+    from tasks.report import as_json as document
+
+    if as_json:
+        print(document(report))
+    else:
+        terminal.show(report)
+    return report.exit_code
+
+
+def _run(options: argparse.Namespace) -> "Report":
+    from flows.steps import LISTENER
+    from flows.terminal import Terminal
+
+    flow, body = _flow(options.verb)
+    chosen = {name: getattr(options, name) for name in ("dry_run", "restart") if name in options}
+    terminal = Terminal()
+    watching = LISTENER.set(terminal)
+    try:
+        if _prefect_api():
+            return _through_prefect(flow, options.cluster, chosen)
+        return body(options.cluster, chosen)
+    finally:
+        LISTENER.reset(watching)
+        terminal.stop()
+
+
+def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
+    from flows import check, deploy, destroy, status
+    from flows.steps import conduct
+
+    flows: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "check": (check.check, check.look, {}),
+        "deploy": (deploy.deploy, deploy.bring_up, {}),
+        "status": (status.status, status.tell, {"dry_run": True}),
+        "destroy": (destroy.destroy, destroy.take_down, {}),
+    }
+    flow, body, fixed = flows[verb]
+    return flow, lambda cluster, chosen: conduct(cluster, body, **fixed, **chosen)
+
+
+def _through_prefect(flow: Any, cluster: str, chosen: dict[str, Any]) -> "Report":
+    from tasks.report import Report
+
+    state = flow(cluster=cluster, **chosen, return_state=True)
+    report = state.result(raise_on_failure=False)
+    if not isinstance(report, Report):
+        raise SystemExit(f"the flow run ended as {state.name}: {state.message}")
+    return report
+
+
+def _prefect_api() -> str | None:
+    """The Prefect API to run under, if one is configured and answers."""
+    from prefect.settings import PREFECT_API_URL
+
+    url: str | None = PREFECT_API_URL.value()
+    if not url:
+        return None
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=3):
+            return url
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        print(
+            f"the Prefect API at {url} does not answer ({error}); running without it",
+            file=sys.stderr,
+        )
+        return None

@@ -1,0 +1,136 @@
+"""Bring the model up on its nodes, or leave it exactly as it is when nothing has changed."""
+
+from typing import Any
+
+from prefect import flow
+from tasks.images import ensure_image
+from tasks.weights import ensure_weights
+
+from blocks import Cluster, Node
+from flows.steps import Restart, Steps, as_state, call, conduct
+from tasks.facts import NodeFacts, gather_facts
+from tasks.locks import take_lock
+from tasks.preflight import preflight
+from tasks.ray_nodes import join_worker, start_head, verify_cluster
+from tasks.releases import Decision, Release, Wanted, decide, now, record_release
+from tasks.residue import report_residue
+from tasks.scripts import relay_script
+from tasks.secret_values import load_secrets
+from tasks.serving import serve, stop_old
+from tasks.topology import Fabric, Files, arguments, containers, files
+
+
+@flow(name="deploy", flow_run_name="deploy {cluster}", persist_result=False)
+def deploy(cluster: str, dry_run: bool = False, restart: Restart = "if-changed") -> Any:
+    """Deploy the model of a cluster spec over its nodes.
+
+    Args:
+        cluster: Name of a file in deployments/clusters, or a path.
+        dry_run: Say what would be done, and change nothing.
+        restart: if-changed leaves a healthy, equal release alone; always starts it anew.
+    """
+    return as_state(conduct(cluster, bring_up, dry_run=dry_run, restart=restart))
+
+
+def bring_up(steps: Steps) -> None:
+    """The whole story, in order; the running release is not touched before `stop`."""
+    cluster, head, workers = steps.cluster, steps.cluster.head, steps.cluster.workers
+    steps.endpoint = endpoint_of(cluster)
+
+    steps.one(take_lock)
+    facts = gather(steps)
+    steps.problems = tuple(steps.one(preflight, facts=facts).data)
+
+    image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
+    steps.all(
+        [call(ensure_image, node=node) for node in workers]
+        + [call(ensure_weights, node=node) for node in workers]
+    )
+    relayed = {node.name: files_of(cluster, node, facts) for node in cluster.nodes}
+    steps.all(
+        [
+            call(relay_script, node=node, home=facts[node.name].home, want=relayed[node.name])
+            for node in cluster.nodes
+        ]
+    )
+
+    wanted = wanted_of(cluster, facts, relayed, image.data["content"])
+    decision: Decision = steps.one(decide, wanted=wanted).data
+    versions: dict[str, Any] = {}
+    if not decision.nothing_to_do:
+        versions = start_anew(steps, wanted, decision)
+
+    release = Release(
+        digest=wanted.digest,
+        image=cluster.image.name,
+        image_content=image.data["content"],
+        weights=weights.data["digest"],
+        arguments=arguments(cluster),
+        versions=versions.get(head.name, {}),
+        run=steps.run.id,
+        at=now(),
+    )
+    steps.one(record_release, home=facts[head.name].home, release=release)
+
+
+def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, Any]:
+    """From the old release to the new: nothing slow, nothing that could be checked before."""
+    cluster, head, workers = steps.cluster, steps.cluster.head, steps.cluster.workers
+    ray = {name: specs[0] for name, specs in wanted.nodes.items()}
+    steps.all(
+        [
+            call(stop_old, node=node, names=decision.stop[node.name])
+            for node in cluster.nodes
+            if node.name in decision.stop
+        ]
+    )
+    steps.all([call(report_residue, node=node) for node in cluster.nodes])
+    steps.one(start_head, want=ray[head.name])
+    steps.all([call(join_worker, node=node, want=ray[node.name]) for node in workers])
+    verified = steps.one(verify_cluster)
+    steps.one(serve, want=wanted.nodes[head.name][1])
+    return verified.data or {}
+
+
+def gather(steps: Steps) -> dict[str, NodeFacts]:
+    """The facts of all nodes, read side by side."""
+    nodes = steps.cluster.nodes
+    outcomes = steps.all([call(gather_facts, node=node) for node in nodes])
+    return {node.name: outcome.data for node, outcome in zip(nodes, outcomes, strict=True)}
+
+
+def files_of(cluster: Cluster, node: Node, facts: dict[str, NodeFacts]) -> Files:
+    """What this node's containers read."""
+    return files(cluster, node, fabric_of(node, facts), load_secrets(cluster))
+
+
+def fabric_of(node: Node, facts: dict[str, NodeFacts]) -> Fabric:
+    """The interface that owns the node's fabric address; preflight has made sure that one does."""
+    fabric = facts[node.name].fabric(node.fabric_address)
+    assert fabric is not None, f"{node.name}: preflight let a missing fabric address through"
+    return fabric
+
+
+def wanted_of(
+    cluster: Cluster, facts: dict[str, NodeFacts], relayed: dict[str, Files], content: str
+) -> Wanted:
+    """The containers of every node, from what each node was found to be."""
+    return Wanted(
+        nodes={
+            node.name: containers(
+                cluster,
+                node,
+                facts[node.name].home,
+                fabric_of(node, facts),
+                relayed[node.name],
+                content,
+            )
+            for node in cluster.nodes
+        }
+    )
+
+
+def endpoint_of(cluster: Cluster) -> str:
+    """Where clients find the model."""
+    host = cluster.serve.host if cluster.serve.host != "0.0.0.0" else cluster.head.address
+    return f"http://{host}:{cluster.serve.port}/v1"

@@ -1,0 +1,246 @@
+"""How the flows run their steps: each in Prefect or, without a Prefect API, as plain calls."""
+
+import getpass
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from prefect import Task
+from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from blocks import Cluster
+from flows.runners import Call, Result, Runner, TaskRuns, Threads, call
+from tasks import locks, remote
+from tasks.converge import Outcome, Run, log
+from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
+from tasks.inventory import load_cluster
+from tasks.preflight import Problem
+from tasks.report import Report, Row, outcome_of, publish
+
+__all__ = [
+    "LISTENER",
+    "Call",
+    "Listener",
+    "Restart",
+    "Steps",
+    "StepsFailed",
+    "as_state",
+    "call",
+    "conduct",
+]
+
+Restart = Literal["if-changed", "always"]
+EXIT_CODES: dict[type[BaseException], int] = {InvalidSpec: 2, PreflightFailed: 3, Locked: 4}
+GRACE = 15.0  # For steps that were cancelled to end what they run.
+
+
+class Listener(Protocol):
+    """Who wants to see steps begin and end while they run."""
+
+    def began(self, step: str, node: str) -> None: ...
+
+    def ended(self, row: Row) -> None: ...
+
+
+class Silent:
+    """Nobody watches."""
+
+    def began(self, step: str, node: str) -> None:
+        """Nothing to show."""
+
+    def ended(self, row: Row) -> None:
+        """Nothing to show."""
+
+
+# Set by the command line around a flow; a flow's own parameters must stay plain values.
+LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+class StepsFailed(SparkrailError):
+    """One or more steps failed; all of them are named."""
+
+    def __init__(self, failures: Sequence[tuple[str, str, BaseException]]) -> None:
+        self.failures = tuple(failures)
+        super().__init__("\n".join(_failure_text(*failure) for failure in failures))
+
+    @property
+    def first(self) -> BaseException:
+        return self.failures[0][2]
+
+
+def _failure_text(step: str, node: str, error: BaseException) -> str:
+    if not isinstance(error, SparkrailError):
+        return f"{step} on {node}: {type(error).__name__}: {error}"
+    if error.node not in ("", node):
+        return f"{step} on {node}: {error}"
+    said = (error.brief, error.details, error.remedy)
+    return f"{step} on {node}: " + "\n".join(part for part in said if part)
+
+
+@dataclass
+class Steps:
+    """Runs steps and keeps what came of them."""
+
+    cluster: Cluster
+    run: Run
+    listener: Listener
+    rows: list[Row] = field(default_factory=list)
+    problems: tuple[Problem, ...] = ()
+    endpoint: str | None = None
+    again_after: float = 2.0
+
+    def one(self, task: Task[..., Outcome], **arguments: Any) -> Outcome:
+        """Run one step on the head unless `node` says otherwise."""
+        arguments.setdefault("node", self.cluster.head)
+        return self.all([call(task, **arguments)])[0]
+
+    def all(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Run steps side by side, wait for every one of them, then fail naming all that failed."""
+        results = self._results(calls)
+        failures = [
+            (each.task.name, each.node, result)
+            for each, result in zip(calls, results, strict=True)
+            if not isinstance(result, Outcome)
+        ]
+        if failures:
+            raise StepsFailed(failures)
+        return [result for result in results if isinstance(result, Outcome)]
+
+    def _results(self, calls: Sequence[Call]) -> list[Result]:
+        runner: Runner = TaskRuns() if FlowRunContext.get() else Threads(self.again_after)
+        started = time.monotonic()
+        begun: dict[Any, int] = {}
+        ended: dict[int, tuple[Row, Result]] = {}
+        try:
+            for place, each in enumerate(calls):
+                self.listener.began(each.task.name, each.node)
+                future = runner.submit(each, {"cluster": self.cluster, "run": self.run})
+                begun[future] = place
+            for future, result in runner.ended(list(begun)):
+                place = begun[future]
+                row = _row(calls[place], time.monotonic() - started, result)
+                ended[place] = (row, result)
+                self.listener.ended(row)
+        except BaseException:
+            # Ctrl-C, or a cancel from the Prefect UI: no step may go on once the lock is free.
+            remote.cancel()
+            runner.wait(list(begun), GRACE)
+            raise
+        in_order = [ended[place] for place in range(len(calls))]
+        self.rows += [row for row, _ in in_order]
+        return [result for _, result in in_order]
+
+
+def _row(each: Call, seconds: float, result: Result) -> Row:
+    if isinstance(result, Outcome):
+        return Row(
+            step=result.step,
+            node=result.node,
+            outcome=result.status,
+            seconds=result.seconds,
+            detail=result.detail,
+        )
+    return Row(
+        step=each.task.name,
+        node=each.node,
+        outcome="failed",
+        seconds=seconds,
+        detail=str(result),
+    )
+
+
+Body = Callable[[Steps], None]
+
+
+def conduct(
+    cluster: str,
+    body: Body,
+    *,
+    dry_run: bool = False,
+    restart: Restart = "if-changed",
+) -> Report:
+    """Run a flow's body from spec to report; whatever happens, the report tells it."""
+    started = time.monotonic()
+    try:
+        spec = load_cluster(cluster)
+    except InvalidSpec as error:
+        return _report(cluster, None, started, error)
+    run = Run(id=_run_id(), who=_who(), dry_run=dry_run, restart=restart)
+    os.environ[remote.RUN_VARIABLE] = f"{spec.name}/{run.id}"
+    steps = Steps(spec, run, LISTENER.get() or Silent())
+    problem: BaseException | None = None
+    try:
+        # The lock is freed last: what was cancelled may still be ending what it runs.
+        with locks.released_at_end(spec), remote.cancel_scope():
+            body(steps)
+    except SparkrailError as error:
+        problem = error
+    except Exception as error:  # A mistake of ours: the report tells it, and the log tells where.
+        log.exception("%s: the flow itself failed", spec.name)
+        problem = error
+    finally:
+        remote.disconnect()
+    return _report(spec.name, steps, started, problem)
+
+
+def _report(
+    cluster: str, steps: Steps | None, started: float, error: BaseException | None
+) -> Report:
+    cause = error.first if isinstance(error, StepsFailed) else error
+    problems = steps.problems if steps else ()
+    if isinstance(cause, PreflightFailed):
+        problems = tuple(getattr(cause, "problems", ())) or problems
+    report = Report(
+        cluster=cluster,
+        state="failed" if error else "completed",
+        outcome=outcome_of(steps.rows) if steps else "unchanged",
+        seconds=time.monotonic() - started,
+        endpoint=steps.endpoint if steps else None,
+        steps=tuple(steps.rows) if steps else (),
+        problems=problems,
+        error=_told(error),
+        exit_code=_exit_code(cause),
+    )
+    publish(report)
+    return report
+
+
+def _told(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    if isinstance(error, SparkrailError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _exit_code(cause: BaseException | None) -> int:
+    if cause is None:
+        return 0
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(cause, kind)), 1)
+
+
+def as_state(report: Report) -> Any:
+    """The final state of a flow run: its message is what a person reads first in the UI."""
+    if report.state == "failed":
+        return Failed(message=report.error, data=report)
+    return Completed(
+        name=report.outcome.capitalize(),
+        message=f"{report.cluster}: {report.outcome} in {report.seconds:.0f} s",
+        data=report,
+    )
+
+
+def _run_id() -> str:
+    # A retry from the UI goes on with the same flow run, and so keeps what it itself started.
+    return str(flow_run.get_root_flow_run_id() or uuid.uuid4())[:13]
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -1,0 +1,104 @@
+"""What a person sees while a flow runs, and at its end."""
+
+import sys
+import threading
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from tasks.report import Report, Row
+
+STYLES = {
+    "unchanged": "dim",
+    "changed": "yellow",
+    "planned": "cyan",
+    "failed": "bold red",
+    "ready": "dim",
+    "slow": "yellow",
+    "blocked": "bold red",
+}
+
+
+class Terminal:
+    """One line for each step that ends; on a terminal also what is running right now."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr, highlight=False)
+        self._running: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+        self._status: Status | None = None
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+
+    def began(self, step: str, node: str) -> None:
+        with self._lock:
+            self._running[step, node] = 1
+            self._refresh()
+
+    def ended(self, row: Row) -> None:
+        with self._lock:
+            self._running.pop((row.step, row.node), None)
+            self._refresh()
+            line = Text(f"{row.seconds:6.1f} s  {row.outcome:<9}  {row.step} on {row.node}")
+            line.stylize(STYLES[row.outcome])
+            if row.detail:
+                line.append(f"  {_short(row.detail)}", style="dim")
+            self._console.print(line)
+
+    def stop(self) -> None:
+        if self._status:
+            self._status.stop()
+
+    def _refresh(self) -> None:
+        if self._status:
+            running = ", ".join(f"{step} on {node}" for step, node in self._running)
+            self._status.update(running or "...")
+
+
+def show(report: Report) -> None:
+    """The tables at the end, on standard output."""
+    console = Console(highlight=False)
+    if report.problems:
+        console.print(_problems(report))
+    if report.steps:
+        console.print(_steps(report))
+    if report.error:
+        console.print(Text(report.error, style="bold red"))
+    summary = f"{report.cluster}: {report.state}, {report.outcome}, {report.seconds:.1f} s"
+    if report.endpoint and report.state == "completed":
+        summary += f", endpoint {report.endpoint}"
+    console.print(summary)
+
+
+def _steps(report: Report) -> Table:
+    table = Table("step", "node", "outcome", "seconds", "detail", box=None)
+    for row in report.steps:
+        table.add_row(
+            row.step,
+            row.node,
+            Text(row.outcome, style=STYLES[row.outcome]),
+            f"{row.seconds:.1f}",
+            Text(_short(row.detail)),
+        )
+    return table
+
+
+def _problems(report: Report) -> Table:
+    table = Table("node", "check", "verdict", "detail", "remedy", box=None)
+    for row in report.problems:
+        table.add_row(
+            row.node,
+            row.check,
+            Text(row.verdict, style=STYLES[row.verdict]),
+            Text(row.detail),
+            Text(row.remedy),
+        )
+    return table
+
+
+def _short(detail: str) -> str:
+    first, *more = detail.strip().splitlines() or [""]
+    return f"{first} ..." if more else first

@@ -1,0 +1,168 @@
+"""Questions to the running server, asked through the head's SSH connection."""
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from blocks import Cluster
+from tasks.errors import NodeUnreachable, SparkrailError
+from tasks.remote import Remote, connect
+
+PROMPT = "The quick brown fox"
+ANSWER_TOKENS = 4
+
+
+class Answer(BaseModel, frozen=True):
+    """One real completion."""
+
+    text: str
+    tokens: int
+    seconds: float
+
+
+class Silent(SparkrailError):
+    """The endpoint did not give the answer that we asked for."""
+
+
+class Served(BaseModel, frozen=True):
+    """A row of /v1/models."""
+
+    id: str
+
+
+class Models(BaseModel, frozen=True):
+    """The answer of /v1/models."""
+
+    data: tuple[Served, ...]
+
+
+class Choice(BaseModel, frozen=True):
+    """One text that the model chose."""
+
+    text: str = ""
+
+
+class Usage(BaseModel, frozen=True):
+    """What a completion cost."""
+
+    completion_tokens: int = 0
+
+
+class Completion(BaseModel, frozen=True):
+    """The answer of /v1/completions."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage = Usage()
+
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+Ask = Callable[[str, str, Any, float], tuple[int, bytes]]
+
+
+def asker(cluster: Cluster, api_key: str = "") -> Ask:
+    """A function (method, path, body, timeout) -> (status, content) to the cluster's endpoint."""
+    remote = connect(cluster, cluster.head)
+    host = "127.0.0.1" if cluster.serve.host == "0.0.0.0" else cluster.serve.host
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def ask(method: str, path: str, body: Any, timeout: float) -> tuple[int, bytes]:
+        return _request(remote, host, cluster.serve.port, method, path, body, headers, timeout)
+
+    return ask
+
+
+def _request(
+    remote: Remote,
+    host: str,
+    port: int,
+    method: str,
+    path: str,
+    body: Any,
+    headers: Mapping[str, str],
+    timeout: float,
+) -> tuple[int, bytes]:
+    try:
+        stream = remote.open_tunnel(host, port, timeout)
+    except NodeUnreachable as error:
+        if not remote.alive:
+            raise
+        raise Silent(f"{path}: nothing listens on {host}:{port}", node=remote.node.name) from error
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    # A tunnel's end is used like a socket: what http.client needs of one, it has.
+    tunnel: Any = stream
+    connection.sock = tunnel
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        connection.request(method, path, content, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, EOFError, http.client.HTTPException) as error:
+        remote.run(("true",), timeout=30)  # Raises when it is the node that is silent.
+        raise Silent(f"{path}: {error or 'no answer'}", node=remote.node.name) from error
+    finally:
+        connection.close()
+        stream.close()
+
+
+def served_models(ask: Ask) -> list[str]:
+    """The names in /v1/models."""
+    status, content = ask("GET", "/v1/models", None, 10)
+    if status != 200:
+        raise Silent(f"/v1/models: HTTP {status}", details=_short(content))
+    return [row.id for row in _parse(content, "/v1/models", Models).data]
+
+
+def complete(
+    ask: Ask, model: str, *, timeout: float = 60, clock: Callable[[], float] = time.monotonic
+) -> Answer:
+    """One greedy completion of a few tokens: the only proof that the engine works."""
+    started = clock()
+    body = {
+        "model": model,
+        "prompt": PROMPT,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "seed": 0,
+    }
+    status, content = ask("POST", "/v1/completions", body, timeout)
+    if status != 200:
+        raise Silent(f"a completion: HTTP {status}", details=_short(content))
+    said = _parse(content, "a completion", Completion)
+    return Answer(
+        text=said.choices[0].text if said.choices else "",
+        tokens=said.usage.completion_tokens,
+        seconds=clock() - started,
+    )
+
+
+def check_answers(ask: Ask, model: str, *, timeout: float = 60) -> Answer:
+    """Healthy, serving the wanted name, and completing; raises `Silent` with what is wrong."""
+    status, content = ask("GET", "/health", None, 10)
+    if status != 200:
+        raise Silent(f"/health: HTTP {status}", details=_short(content))
+    names = served_models(ask)
+    if model not in names:
+        raise Silent(f"wanted {model}, serving {', '.join(names) or 'nothing'}")
+    answer = complete(ask, model, timeout=timeout)
+    if not answer.tokens:
+        raise Silent("a completion came back without tokens")
+    return answer
+
+
+def _parse(content: bytes, what: str, kind: type[Content]) -> Content:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise Silent(
+            f"{what}: not what an OpenAI server answers", details=_short(content)
+        ) from error
+
+
+def _short(content: bytes) -> str:
+    return content.decode(errors="replace")[:500]

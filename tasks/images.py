@@ -1,0 +1,207 @@
+"""The engine image: the same content on every node, whatever tags and ids say."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import docker
+from docker.errors import APIError, ImageNotFound
+from pydantic import BaseModel
+
+from blocks import Cluster, Node
+from tasks.control_images import control_image, send_from_control
+from tasks.converge import Outcome, Run, converge, log, step
+from tasks.engines import engine
+from tasks.errors import SparkrailError
+from tasks.image_streams import send_from_head
+from tasks.transfers import amount, rate
+
+STEP = "image transfer"
+# What makes containers of an image behave as they do. Other fields of the config differ between
+# engines: 20.10 adds the fields of containers, 29 leaves out empty ones.
+CONFIG = (
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Healthcheck",
+    "Labels",
+    "OnBuild",
+    "Shell",
+    "StopSignal",
+    "User",
+    "Volumes",
+    "WorkingDir",
+)
+
+
+class ImageContent(BaseModel, frozen=True):
+    """An image that docker reports. Equal digests mean equal content, on any image store."""
+
+    digest: str
+    # The id of the same image is another one on the other image store: never compare it.
+    id: str
+    architecture: str
+    os: str
+    entrypoint: tuple[str, ...]
+    size: int
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "content": self.digest,
+            "id": self.id,
+            "architecture": self.architecture,
+            "entrypoint": list(self.entrypoint),
+        }
+
+
+@dataclass(frozen=True)
+class Send:
+    """The image is streamed from one machine to another."""
+
+    name: str
+    source: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"send {self.name} from {self.source}, about {amount(self.size)}"
+
+
+def tagged(name: str) -> str:
+    """The name with its tag: `docker save` takes a name without one for all tags of it."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def image_content(attrs: Mapping[str, Any]) -> ImageContent:
+    """The content behind what docker's image inspect says."""
+    config = attrs.get("Config") or {}
+    content = {
+        "layers": (attrs.get("RootFS") or {}).get("Layers") or [],
+        "config": {name: config[name] for name in CONFIG if config.get(name)},
+        "architecture": attrs["Architecture"],
+        "os": attrs["Os"],
+    }
+    text = json.dumps(content, sort_keys=True)
+    return ImageContent(
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        id=attrs["Id"],
+        architecture=attrs["Architecture"],
+        os=attrs["Os"],
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        size=attrs.get("Size") or 0,
+    )
+
+
+def plan(name: str, source: str, want: ImageContent, have: ImageContent | None) -> list[Send]:
+    if have is not None and have.digest == want.digest:
+        return []
+    return [Send(name, source, want.size)]
+
+
+def observe(cluster: Cluster, node: Node) -> ImageContent | None:
+    """The image under the wanted name on a node."""
+    with engine(cluster, node) as client:
+        try:
+            return image_content(client.images.get(tagged(cluster.image.name)).attrs)
+        except ImageNotFound:
+            return None
+
+
+def wanted(cluster: Cluster, node: Node, run: Run) -> ImageContent:
+    """The content that a node must have: what stands under the name where it comes from."""
+    name = tagged(cluster.image.name)
+    # A dry run has not brought it to the head.
+    if cluster.image.source == "control" and (node.name == cluster.head.name or run.dry_run):
+        return image_content(control_image(name))
+    found = observe(cluster, cluster.head)
+    if found is None:
+        raise SparkrailError(
+            f"there is no image {name}",
+            node=cluster.head.name,
+            remedy=f"Get it there (docker pull {name}, or docker load), or let it be sent from "
+            "the control machine: image.source: control.",
+        )
+    return found
+
+
+@step(STEP)
+def ensure_image(cluster: Cluster, node: Node, run: Run) -> Outcome:
+    """The node has the image of its source under the wanted name: control -> head -> workers."""
+    want = wanted(cluster, node, run)
+    is_head = node.name == cluster.head.name
+    sender = _Sender(cluster, node, want)
+    outcome = converge(
+        STEP,
+        node.name,
+        partial(observe, cluster, node),
+        partial(
+            plan, tagged(cluster.image.name), "control" if is_head else cluster.head.name, want
+        ),
+        sender.send,
+        dry_run=run.dry_run,
+        data=lambda have: have if have and have.digest == want.digest else want,
+    )
+    detail = sender.sent or outcome.detail
+    return outcome.model_copy(update={"detail": detail, "data": outcome.data.facts()})
+
+
+class _Sender:
+    """Brings one node the image, and takes away what it replaced."""
+
+    def __init__(self, cluster: Cluster, node: Node, want: ImageContent) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.want = want
+        self.sent = ""
+
+    def send(self, what: Send) -> None:
+        replaced = f"sparkrail/{self.cluster.name}-replaced"
+        with engine(self.cluster, self.node) as client:
+            keep(client, what.name, replaced)
+        if self.node.name == self.cluster.head.name:
+            moved = send_from_control(self.cluster, what.name, what.size)
+        else:
+            platform = f"{self.want.os}/{self.want.architecture}"
+            moved = send_from_head(self.cluster, self.node, what.name, platform, what.size)
+        with engine(self.cluster, self.node) as client:
+            removed = remove_unused(client, replaced)
+        self.sent = "; ".join(
+            (
+                f"sent {what.name}, {rate(moved.bytes, moved.seconds)}",
+                *(f"removed {image}" for image in removed),
+            )
+        )
+
+
+def keep(client: docker.DockerClient, name: str, replaced: str) -> None:
+    """Give the image that is about to lose its name one of ours: it may still be in use, and only
+    what bears our name will be removed later."""
+    try:
+        image = client.images.get(name)
+    except ImageNotFound:
+        return
+    image.tag(replaced, tag=str(image.id).removeprefix("sha256:")[:12])
+
+
+def remove_unused(client: docker.DockerClient, replaced: str) -> list[str]:
+    """Take our name from the replaced images that no container uses; those without another name
+    are gone then."""
+    used = {row.get("ImageID") for row in client.api.containers(all=True)}
+    gone = []
+    for image in client.images.list(filters={"reference": replaced}):
+        if image.id in used:
+            continue
+        ours = [tag for tag in image.tags if tag.startswith(f"{replaced}:")]
+        try:
+            for tag in ours:
+                client.images.remove(tag)
+        except APIError as error:
+            # Something began to use it. The next transfer will try again.
+            log.info("image %s stays: %s", image.short_id, error.explanation)
+            continue
+        if ours == image.tags:
+            gone.append(image.short_id.removeprefix("sha256:"))
+    return gone

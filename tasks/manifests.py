@@ -1,0 +1,101 @@
+"""What a model folder holds, what is wrong with it, and which files a copy of it lacks."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from tasks.transfers import amount
+
+CONFIGS = ("config.json", "params.json")
+INDEX = "model.safetensors.index.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+TOKENIZERS = ("tokenizer", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+SHOWN = 10
+
+
+class File(BaseModel, frozen=True):
+    """A file of a model folder, links followed."""
+
+    size: int
+    sha256: str
+    names: tuple[str, ...] = ()  # What a weights index promises.
+
+
+class Manifest(BaseModel, frozen=True):
+    """What `relayed/manifest.py` tells of a model folder."""
+
+    folder: str = ""  # Why it cannot be read, if it cannot.
+    files: Mapping[str, File] = {}
+    faults: Mapping[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        lines = [[path, file.size, file.sha256] for path, file in sorted(self.files.items())]
+        return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Send:
+    """Files to be copied from the head to a worker."""
+
+    paths: tuple[str, ...]
+    size: int
+    of: int
+
+    def __str__(self) -> str:
+        names = listed(self.paths, 3)
+        return f"send {len(self.paths)} of {self.of} files, {amount(self.size)}: {names}"
+
+
+def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
+    """Why a model cannot be loaded from this folder; each names the file."""
+    if manifest.folder:
+        return [f"the folder {manifest.folder}"]
+    found = [f"{path} {why}" for path, why in sorted(manifest.faults.items())]
+    files = manifest.files
+    if not any(name in files for name in CONFIGS):
+        found.append("config.json is missing")
+    if not any(path.endswith(WEIGHTS) for path in files):
+        found.append("there are no weights (*.safetensors)")
+    if INDEX in files:
+        known = {*files, *manifest.faults}
+        lacking = [name for name in files[INDEX].names if name not in known]
+        found += [f"{name} is missing ({INDEX} names it)" for name in lacking]
+    if own_tokenizer and not any(_is_tokenizer(path) for path in files):
+        found.append("there is no tokenizer (tokenizer.json, tokenizer.model, ...)")
+    return found
+
+
+def _is_tokenizer(path: str) -> bool:
+    return path.startswith(TOKENIZERS) or path.endswith(".tiktoken")
+
+
+def plan(want: Manifest, have: Manifest) -> list[Send]:
+    """The files that are absent or differ, in one step; files only `have` holds are left alone."""
+    paths = tuple(
+        path
+        for path, file in sorted(want.files.items())
+        if (found := have.files.get(path)) is None
+        or (found.size, found.sha256) != (file.size, file.sha256)
+    )
+    size = sum(want.files[path].size for path in paths)
+    return [Send(paths, size, len(want.files))] if paths else []
+
+
+def extra_weights(want: Manifest, have: Manifest) -> tuple[str, ...]:
+    """Files that only `have` holds and that an engine would load with the others."""
+    loaded = (path for path in have.files if path.endswith(".safetensors") and "/" not in path)
+    return tuple(sorted(path for path in loaded if path not in want.files))
+
+
+def listed(names: Sequence[str], most: int = SHOWN) -> str:
+    """Names for people, not all two hundred of them."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

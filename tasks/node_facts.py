@@ -1,0 +1,240 @@
+"""The facts of a node as values, and the parsers that make them."""
+
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Interface
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from tasks.containers import Container, parse_container
+from tasks.errors import CommandFailed
+from tasks.topology import Fabric
+
+DOCKER_ROOT = "/var/lib/docker"
+CONTAINERD_ROOT = "/var/lib/containerd"
+
+
+class Memory(BaseModel, frozen=True):
+    """Bytes, as /proc/meminfo tells; what is free but not available does not exist."""
+
+    total: int
+    free: int
+    available: int
+
+
+class Rdma(BaseModel, frozen=True):
+    """A port of an RDMA device behind an interface."""
+
+    device: str
+    port: int
+    state: str
+    link_layer: str = ""
+    rate: str = ""
+    interfaces: tuple[str, ...] = ()
+    roce_v2: Mapping[str, int] = {}  # GID index of each IPv4 address.
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+
+class Address(BaseModel, frozen=True):
+    """An IPv4 address of an interface."""
+
+    address: str
+    prefix: int
+
+
+class Interface(BaseModel, frozen=True):
+    """A network interface; `speed` in Mbit/s where the driver knows it."""
+
+    name: str
+    state: str
+    mtu: int
+    speed: int | None = None
+    addresses: tuple[Address, ...] = ()
+    rdma: tuple[Rdma, ...] = ()
+
+    def network_of(self, address: str) -> str:
+        """The subnet that one of its addresses is in, such as 10.0.0.0/24."""
+        prefix = next(own.prefix for own in self.addresses if own.address == address)
+        return str(IPv4Interface(f"{address}/{prefix}").network)
+
+
+class Disk(BaseModel, frozen=True):
+    """The mount that holds `path`; two paths on one mount have the same `device`."""
+
+    path: str
+    nearest: str  # The path itself, or its first ancestor that exists.
+    writable: bool
+    device: int
+    total: int
+    free: int
+
+
+class Process(BaseModel, frozen=True):
+    """A process, and the docker container or systemd unit that it belongs to."""
+
+    pid: int
+    pgid: int
+    user: str
+    command: str
+    started: float
+    container: str = ""
+    unit: str = ""
+    run: str = ""  # The run of ours that started it.
+
+
+class Port(BaseModel, frozen=True):
+    """A listening TCP socket; without `owner` it belongs to a user whose files ours may not see."""
+
+    port: int
+    address: str
+    uid: int
+    owner: Process | None = None
+
+
+class Gpu(BaseModel, frozen=True):
+    """A GPU; unified memory has no size of its own."""
+
+    index: int
+    name: str
+    uuid: str
+    driver: str
+    memory_mib: int | None = None
+
+
+class GpuHolder(BaseModel, frozen=True):
+    """A process that holds GPU memory; `process` is unknown in another PID namespace."""
+
+    pid: int
+    name: str
+    used_mib: int | None = None
+    process: Process | None = None
+
+
+class Folder(BaseModel, frozen=True):
+    """How much lies in a folder."""
+
+    path: str
+    exists: bool
+    files: int
+    bytes: int
+
+
+class ImageFacts(BaseModel, frozen=True):
+    """The engine image on a node; its content is `layers`, its id depends on the docker store."""
+
+    id: str
+    layers: tuple[str, ...]
+    entrypoint: tuple[str, ...]
+    architecture: str
+    size: int
+
+
+class DockerFacts(BaseModel, frozen=True):
+    """The docker engine of a node."""
+
+    version: str
+    api_version: str
+    root: str
+    store: Literal["classic", "containerd"]
+    storage_driver: str
+    runtimes: tuple[str, ...]
+    architecture: str
+    image: ImageFacts | None
+    containers: tuple[Container, ...]
+
+    def container(self, id: str) -> Container | None:
+        return next((found for found in self.containers if id and found.id == id), None)
+
+
+class NodeFacts(BaseModel, frozen=True):
+    """Everything that was read from a node at one time."""
+
+    hostname: str
+    user: str
+    uid: int
+    home: str
+    boot_id: str
+    architecture: str
+    kernel: str
+    python: str
+    time: float
+    clock_offset: float = 0.0  # Seconds that the node's clock is ahead of ours.
+    memory: Memory
+    interfaces: tuple[Interface, ...]
+    interfaces_error: str
+    disks: tuple[Disk, ...]
+    model: Folder
+    programs: Mapping[str, str]
+    ports: tuple[Port, ...]
+    leftovers: tuple[Process, ...]
+    gpus: tuple[Gpu, ...]
+    gpus_error: str
+    gpu_holders: tuple[GpuHolder, ...]
+    gpu_holders_error: str
+    docker_socket: Literal["absent", "denied", "open"]
+    docker: DockerFacts | None = None
+    docker_error: str = ""
+
+    def interface_of(self, address: str) -> Interface | None:
+        """The interface that owns an address."""
+        for interface in self.interfaces:
+            if any(own.address == address for own in interface.addresses):
+                return interface
+        return None
+
+    def fabric(self, address: str) -> Fabric | None:
+        """The interface that owns an address, and its RDMA ports that work."""
+        interface = self.interface_of(address)
+        if interface is None:
+            return None
+        ports = tuple(f"{rdma.device}:{rdma.port}" for rdma in interface.rdma if rdma.active)
+        return Fabric(interface=interface.name, rdma=ports)
+
+    def disk_of(self, path: str) -> Disk | None:
+        return next((disk for disk in self.disks if disk.path == path), None)
+
+
+def parse_facts(text: str) -> NodeFacts:
+    """What the relayed script printed."""
+    try:
+        return NodeFacts.model_validate_json(text)
+    except ValidationError as error:
+        raise CommandFailed(
+            "the facts script printed something else than facts",
+            details=f"{text.strip()[-300:]}\n{error}",
+        ) from error
+
+
+def parse_docker(
+    api_version: str,
+    info: Mapping[str, Any],
+    image: Mapping[str, Any] | None,
+    containers: Sequence[Mapping[str, Any]],
+) -> DockerFacts:
+    """What the docker API answered."""
+    snapshotter = ["driver-type", "io.containerd.snapshotter.v1"] in (info["DriverStatus"] or [])
+    return DockerFacts(
+        version=info["ServerVersion"],
+        api_version=api_version,
+        root=info["DockerRootDir"],
+        store="containerd" if snapshotter else "classic",
+        storage_driver=info["Driver"],
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
+        architecture=info["Architecture"],
+        image=parse_image(image) if image else None,
+        # One that is being removed has no names any more.
+        containers=tuple(parse_container(row) for row in containers if row.get("Names")),
+    )
+
+
+def parse_image(image: Mapping[str, Any]) -> ImageFacts:
+    return ImageFacts(
+        id=image["Id"],
+        layers=tuple(image["RootFS"].get("Layers") or ()),
+        entrypoint=tuple(image["Config"].get("Entrypoint") or ()),
+        architecture=image["Architecture"],
+        size=image["Size"],
+    )

@@ -1,0 +1,230 @@
+"""What should run on the nodes, whether it already does, and the record of what was deployed."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pydantic import BaseModel
+
+from blocks import Cluster, Node
+from tasks import containers, endpoint
+from tasks.containers import Container
+from tasks.converge import Outcome, Run, step
+from tasks.engines import engine
+from tasks.errors import CommandFailed, CommandTimedOut, NotReady
+from tasks.ray_nodes import membership_problems, observe_ray
+from tasks.remote import connect
+from tasks.secret_values import load_secrets
+from tasks.topology import ContainerSpec, digest_of, ray_container, serve_container, state_folder
+
+KEPT = 5
+
+
+class Wanted(BaseModel, frozen=True):
+    """The containers of every node, by node name."""
+
+    nodes: Mapping[str, tuple[ContainerSpec, ...]]
+
+    @property
+    def digest(self) -> str:
+        return digest_of([spec for specs in self.nodes.values() for spec in specs])
+
+
+class Decision(BaseModel, frozen=True):
+    """Which containers must go, by node name, and why; nothing at all when all is as wanted."""
+
+    stop: Mapping[str, tuple[str, ...]] = {}
+    start: Mapping[str, tuple[str, ...]] = {}
+    reasons: tuple[str, ...] = ()
+    answer: str = ""
+
+    @property
+    def nothing_to_do(self) -> bool:
+        return not self.stop and not self.start
+
+
+def compare(
+    cluster: Cluster, wanted: Wanted, have: Mapping[str, Mapping[str, Container]], run: Run
+) -> Decision:
+    """What must be stopped and started, by what docker reports alone.
+
+    A head that starts anew takes every worker and the server with it; a worker that starts anew
+    takes the server, because its rank is lost.
+    """
+    reasons: list[str] = []
+    going: dict[str, set[str]] = {node.name: set() for node in cluster.nodes}
+    for name, specs in wanted.nodes.items():
+        for spec in specs:
+            why = _why(spec, have[name], run)
+            if why:
+                going[name].add(spec.name)
+                reasons.append(f"{spec.name} on {name}: {why}")
+    _spread(cluster, going)
+    return _decision(cluster, wanted, going, have, reasons)
+
+
+def _why(spec: ContainerSpec, have: Mapping[str, Container], run: Run) -> str:
+    container = have.get(spec.name)
+    if container is None:
+        return "it is not there"
+    return containers.why_replace(spec, container, have.get(spec.shares), run.id, run.restart)
+
+
+def _spread(cluster: Cluster, going: dict[str, set[str]]) -> None:
+    ray, serve = ray_container(cluster), serve_container(cluster)
+    if ray in going[cluster.head.name]:
+        for node in cluster.nodes:
+            going[node.name].add(ray)
+    if any(ray in names for names in going.values()):
+        going[cluster.head.name].add(serve)
+
+
+def _decision(
+    cluster: Cluster,
+    wanted: Wanted,
+    going: Mapping[str, set[str]],
+    have: Mapping[str, Mapping[str, Container]],
+    reasons: Sequence[str],
+) -> Decision:
+    reasons = list(reasons)
+    belong = {name: {spec.name for spec in specs} for name, specs in wanted.nodes.items()}
+    for name, found in have.items():
+        for stale in sorted(set(found) - belong[name]):
+            going[name].add(stale)
+            reasons.append(f"{stale} on {name}: it does not belong there")
+    stop = {name: names & set(have[name]) for name, names in going.items()}
+    start = {name: names & belong[name] for name, names in going.items()}
+    return Decision(
+        stop=_in_order(cluster, stop), start=_in_order(cluster, start), reasons=tuple(reasons)
+    )
+
+
+def _in_order(cluster: Cluster, names: Mapping[str, set[str]]) -> dict[str, tuple[str, ...]]:
+    """The server before Ray; nodes without any are left out."""
+    serve = serve_container(cluster)
+    return {
+        name: tuple(sorted(each, key=lambda one: (one != serve, one)))
+        for name, each in names.items()
+        if each
+    }
+
+
+def observe_containers(cluster: Cluster) -> dict[str, dict[str, Container]]:
+    """Our containers on every node, all nodes at once; a foreign one under our name raises."""
+    names = (ray_container(cluster), serve_container(cluster))
+
+    def look(node: Node) -> tuple[str, dict[str, Container]]:
+        with engine(cluster, node) as client:
+            found = containers.observe(client, names)
+        containers.refuse_foreign(cluster.name, node.name, found)
+        return node.name, found
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return dict(pool.map(look, cluster.nodes))
+
+
+def lost(cluster: Cluster, problem_nodes: Sequence[str], why: Sequence[str]) -> Decision:
+    """The decision when the containers are as wanted, but Ray or the server is not."""
+    going: dict[str, set[str]] = {node.name: set() for node in cluster.nodes}
+    for name in problem_nodes:
+        going[name].add(ray_container(cluster))
+    if not problem_nodes:
+        going[cluster.head.name].add(serve_container(cluster))
+    _spread(cluster, going)
+    names = _in_order(cluster, going)
+    return Decision(stop=names, start=names, reasons=tuple(why))
+
+
+@step("decide")
+def decide(cluster: Cluster, node: Node, run: Run, wanted: Wanted) -> Outcome:
+    """Whether what runs is what is wanted and answers; else what must be stopped for it."""
+    decision = compare(cluster, wanted, observe_containers(cluster), run)
+    if decision.nothing_to_do:
+        decision = _alive(cluster, node)
+    detail = "; ".join(decision.reasons) or f"as wanted, and answers {decision.answer!r}"
+    return Outcome(step="decide", node=node.name, status="unchanged", detail=detail, data=decision)
+
+
+def _alive(cluster: Cluster, node: Node) -> Decision:
+    # A node that we cannot reach is no proof that Ray or the server on it is lost.
+    try:
+        members = observe_ray(cluster, node, timeout=20)
+    except (NotReady, CommandFailed, CommandTimedOut) as error:
+        return lost(cluster, [node.name], [error.brief])
+    problems = membership_problems(cluster, members)
+    if problems:
+        return lost(cluster, [name for name, _ in problems], [why for _, why in problems])
+    ask = endpoint.asker(cluster, load_secrets(cluster).api_key)
+    try:
+        answer = endpoint.check_answers(ask, cluster.model.name)
+    except endpoint.Silent as error:
+        return lost(cluster, [], [f"the server does not answer: {error.brief}"])
+    return Decision(answer=answer.text)
+
+
+@step("containers")
+def look_at_containers(cluster: Cluster, node: Node, run: Run, wanted: Wanted) -> Outcome:
+    """What runs on one node, and how it differs from what is wanted; changes nothing."""
+    names = (ray_container(cluster), serve_container(cluster))
+    with engine(cluster, node) as client:
+        have = containers.observe(client, names)
+    told = [_tell(spec, have, run) for spec in wanted.nodes[node.name]]
+    return Outcome(step="containers", node=node.name, status="unchanged", detail="; ".join(told))
+
+
+def _tell(spec: ContainerSpec, have: Mapping[str, Container], run: Run) -> str:
+    container = have.get(spec.name)
+    since = f", since {_local(container.created)}" if container else ""
+    return f"{spec.name}: {_why(spec, have, run) or 'running as wanted'}{since}"
+
+
+def _local(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+# --- the record ---------------------------------------------------------------------------------
+
+
+class Release(BaseModel, frozen=True):
+    """What was deployed, when and by which run."""
+
+    digest: str
+    image: str
+    image_content: str
+    weights: str
+    arguments: tuple[str, ...]
+    versions: Mapping[str, str] = {}
+    run: str
+    at: str
+
+
+def parse_releases(text: str) -> list[dict[str, Any]]:
+    """The record as it stands on the head, newest first; an unreadable one is started anew."""
+    try:
+        found = json.loads(text) if text.strip() else []
+    except ValueError:
+        return []
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+@step("record")
+def record_release(cluster: Cluster, node: Node, run: Run, home: str, release: Release) -> Outcome:
+    """The head keeps what was deployed, the last five; the same release is recorded once."""
+    remote = connect(cluster, node)
+    path = f"{state_folder(cluster, home)}/releases.json"
+    text = remote.run(("sh", "-c", '[ ! -e "$1" ] || cat -- "$1"', "sh", path)).stdout
+    kept = parse_releases(text)
+    if kept and kept[0].get("digest") == release.digest:
+        return Outcome(step="record", node=node.name, status="unchanged")
+    if run.dry_run:
+        return Outcome(step="record", node=node.name, status="planned")
+    rows = [release.model_dump(mode="json"), *kept][:KEPT]
+    remote.put(path, (json.dumps(rows, indent=2) + "\n").encode())
+    return Outcome(step="record", node=node.name, status="changed", detail=release.digest)
+
+
+def now() -> str:
+    """For the record: local time with its offset, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,70 @@
+"""Taking everything of ours off a node: containers first, then the files they read."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic import BaseModel
+
+from blocks import Cluster, Node
+from tasks import containers
+from tasks.containers import CLUSTER_LABEL, Container, Remove, parse_container
+from tasks.converge import Outcome, Run, converge, step
+from tasks.engines import engine
+from tasks.remote import Remote, connect
+from tasks.topology import serve_container
+
+
+class Left(BaseModel, frozen=True):
+    """What there still is of a cluster on a node."""
+
+    containers: tuple[Container, ...] = ()
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class RemoveFolder:
+    """Take away the cluster's folder: launch script, variables, record, lock."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"remove {self.path}"
+
+
+def plan(cluster: Cluster, have: Left) -> list[Remove | RemoveFolder]:
+    """The server before Ray, files last."""
+    first = serve_container(cluster)
+    order = sorted(have.containers, key=lambda container: container.name != first)
+    steps: list[Remove | RemoveFolder] = [Remove(each, "destroy") for each in order]
+    return [*steps, RemoveFolder(have.folder)] if have.folder else steps
+
+
+@step("remove")
+def remove_all(cluster: Cluster, node: Node, run: Run) -> Outcome:
+    """No container and no file of this cluster is left on the node, but weights and image."""
+    remote = connect(cluster, node)
+    with engine(cluster, node) as client:
+
+        def observe() -> Left:
+            rows = client.api.containers(
+                all=True, filters={"label": f"{CLUSTER_LABEL}={cluster.name}"}
+            )
+            return Left(
+                containers=tuple(parse_container(row) for row in rows if row.get("Names")),
+                folder=_folder(remote, cluster),
+            )
+
+        def act(step: Remove | RemoveFolder) -> None:
+            if isinstance(step, RemoveFolder):
+                remote.run(("rm", "-rf", "--", step.path))
+            else:
+                containers.remove(client, step.container)
+
+        return converge(
+            "remove", node.name, observe, partial(plan, cluster), act, dry_run=run.dry_run
+        )
+
+
+def _folder(remote: Remote, cluster: Cluster) -> str:
+    script = '[ ! -e "$HOME/.sparkrail/$1" ] || echo "$HOME/.sparkrail/$1"'
+    return remote.run(("sh", "-c", script, "sh", cluster.name)).stdout.strip()

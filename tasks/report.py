@@ -1,0 +1,120 @@
+"""What a run did, as one document: for people, for `--json`, and for the Prefect UI."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from prefect.artifacts import create_markdown_artifact
+from prefect.context import FlowRunContext
+from pydantic import BaseModel, Field
+
+from tasks.converge import log
+from tasks.preflight import Problem
+
+
+class Row(BaseModel, frozen=True):
+    """One step on one node."""
+
+    step: str
+    node: str
+    outcome: Literal["unchanged", "changed", "planned", "failed"]
+    seconds: float
+    detail: str = ""
+
+
+class Report(BaseModel, frozen=True):
+    """What `--json` prints; the fields and their values are a contract (see README)."""
+
+    cluster: str
+    state: Literal["completed", "failed"]
+    outcome: Literal["unchanged", "changed", "planned", "rolled-back"]
+    seconds: float
+    endpoint: str | None = None
+    steps: tuple[Row, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    error: str | None = None
+    exit_code: int = Field(0, exclude=True)
+
+
+def outcome_of(rows: Sequence[Row]) -> Literal["unchanged", "changed", "planned"]:
+    """The strongest outcome of all steps."""
+    outcomes = {row.outcome for row in rows}
+    if "changed" in outcomes:
+        return "changed"
+    return "planned" if "planned" in outcomes else "unchanged"
+
+
+def as_json(report: Report) -> str:
+    """The document of `--json`; times are rounded, because nobody reads microseconds."""
+    document = report.model_dump(mode="json")
+    document["seconds"] = round(report.seconds, 2)
+    for row in document["steps"]:
+        row["seconds"] = round(row["seconds"], 2)
+    document["problems"] = [p for p in document["problems"] if p["verdict"] != "ready"]
+    return json.dumps(document, indent=2)
+
+
+def as_markdown(report: Report) -> str:
+    """The report of the Prefect UI."""
+    lines = [f"# {report.cluster}: {report.state}, {report.outcome}", ""]
+    if report.endpoint:
+        lines += [f"Endpoint: <{report.endpoint}>", ""]
+    if report.error:
+        fence = "`" * max(3, 1 + _longest_run_of_backticks(report.error))
+        lines += [f"{fence}text", report.error, fence, ""]
+    lines += table(
+        ("step", "node", "outcome", "seconds", "detail"),
+        [(r.step, r.node, r.outcome, f"{r.seconds:.1f}", r.detail) for r in report.steps],
+    )
+    shown = [problem for problem in report.problems if problem.verdict != "ready"]
+    if shown:
+        lines += ["", "## Problems", ""]
+        lines += table(
+            ("node", "check", "verdict", "detail", "remedy"),
+            [(p.node, p.check, p.verdict, p.detail, p.remedy) for p in shown],
+        )
+    return "\n".join(lines)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A markdown table; what would break a cell is replaced."""
+    cells = [[_cell(text) for text in row] for row in rows]
+    return [
+        f"| {' | '.join(heads)} |",
+        f"|{'---|' * len(heads)}",
+        *(f"| {' | '.join(row)} |" for row in cells),
+    ]
+
+
+def _cell(text: str) -> str:
+    # `<none>` would be taken for an HTML tag, and a line break would end the table.
+    for character, shown in (("\\", "\\\\"), ("|", "\\|"), ("&", "&amp;"), ("<", "&lt;")):
+        text = text.replace(character, shown)
+    return " ".join(text.split())
+
+
+def _longest_run_of_backticks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def publish(report: Report) -> None:
+    """Put the report on the flow run's page; without an API it is simply not there."""
+    if FlowRunContext.get() is None:
+        return
+    with _never_fatal("the report"):
+        create_markdown_artifact(
+            key=f"report-{report.cluster}",
+            markdown=as_markdown(report),
+            description=f"{report.cluster}: {report.state}, {report.outcome}",
+        )
+
+
+@contextlib.contextmanager
+def _never_fatal(what: str) -> Iterator[None]:
+    """A Prefect server that is away must not end a deploy that is otherwise fine."""
+    try:
+        yield
+    except Exception as error:  # Whatever the API client raises.
+        log.warning("%s could not be published: %s", what, error)

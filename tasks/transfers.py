@@ -1,0 +1,100 @@
+"""Sending from the head to a worker over the fabric: the ssh between them, and how far it is."""
+
+import logging
+import re
+
+from blocks import Cluster, Node
+from tasks.errors import HostKeyRefused, LoginRefused, NodeUnreachable, SparkrailError
+
+SSH_OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=4",
+)
+SSH_FAILED = 255
+# How ssh's own last words begin or end, whatever exit code its caller makes of them.
+SSH_SAID = re.compile(
+    r"Host key verification failed|Permission denied \([a-z]|^ssh: |^kex_exchange_identification: "
+    r"|^(Connection|Timeout, server|client_loop:|Received disconnect) ",
+    re.MULTILINE,
+)
+log = logging.getLogger("sparkrail")
+
+
+def ssh_command(worker: Node) -> tuple[str, ...]:
+    """The head's own ssh, up to the options; it takes the key and known_hosts of its user."""
+    options = (word for option in SSH_OPTIONS for word in ("-o", option))
+    return ("ssh", "-p", str(worker.port), *options)
+
+
+def target(worker: Node) -> str:
+    return f"{worker.user}@{worker.fabric_address}"
+
+
+def ssh_failed(cluster: Cluster, worker: Node, said: str) -> SparkrailError:
+    """Why the head's ssh to a worker failed, by what it said, and what to do there."""
+    head, address, port = cluster.head, worker.fabric_address, worker.port
+    at_head = f"on {head.name}, as {head.user}:\n"
+    said = "\n".join(line for line in said.splitlines() if line.strip() and line[0] != "@")
+    where = f"{head.name} -> {target(worker)}:{port}"
+    if "IDENTIFICATION HAS CHANGED" in said:
+        name = address if port == 22 else f"[{address}]:{port}"
+        return HostKeyRefused(
+            f"{where}: its host key is not the one that {head.name} knows",
+            node=worker.name,
+            details=said,
+            remedy=f"If {worker.name} was installed anew, {at_head}ssh-keygen -R '{name}'\n"
+            f"{_keyscan(worker)}",
+        )
+    if "Host key verification failed" in said:
+        return HostKeyRefused(
+            f"{where}: {head.name} does not know its host key",
+            node=worker.name,
+            details=said,
+            remedy=f"Trust it, {at_head}{_keyscan(worker)}\n"
+            f"and compare it with /etc/ssh/ssh_host_*_key.pub on {worker.name}.",
+        )
+    if "Permission denied" in said:
+        return LoginRefused(
+            f"{where}: {worker.name} accepts none of {head.name}'s keys",
+            node=worker.name,
+            details=said,
+            remedy=f"Let it in, {at_head}ssh-copy-id -p {port} {target(worker)}\n"
+            "It needs a key without a passphrase there (ssh-keygen makes one).",
+        )
+    return NodeUnreachable(
+        f"{where}: no connection over the fabric, or it broke",
+        node=worker.name,
+        details=said,
+        remedy=f"Is the link up at both ends? Try, {at_head}"
+        f"ssh -p {port} -o BatchMode=yes {target(worker)} true",
+    )
+
+
+def _keyscan(worker: Node) -> str:
+    return f"ssh-keyscan -p {worker.port} {worker.fabric_address} >> ~/.ssh/known_hosts"
+
+
+def amount(size: float) -> str:
+    """Bytes for people: 999 B, 12.3 MB, 119.0 GB."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+def rate(size: float, seconds: float) -> str:
+    """How much, and how fast where that means something."""
+    if size < 1_000_000:
+        return amount(size)
+    return f"{amount(size)} at {amount(size / max(seconds, 0.001))}/s"
+
+
+def log_progress(what: str, node: Node, done: int, of: int) -> None:
+    share = f" of {amount(of)} ({done / of:.0%})" if of >= done > 0 else ""
+    log.info("%s on %s: %s%s", what, node.name, amount(done), share)

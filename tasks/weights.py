@@ -1,0 +1,152 @@
+"""The model's files: whole on the head, and the same on every worker, sent over the fabric."""
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+
+from blocks import Cluster, Node
+from tasks.converge import Outcome, Run, converge, step
+from tasks.errors import CommandFailed, SparkrailError
+from tasks.manifests import SHOWN, Manifest, Send, extra_weights, listed, plan, problems
+from tasks.programs import run_program
+from tasks.remote import connect
+from tasks.transfers import log_progress, rate
+from tasks.weight_streams import disk_full, ownership, rsync_command, rsync_failed
+
+STEP = "weights sync"
+READ_TIMEOUT = 4 * 3600.0
+SLOWEST = 5_000_000  # Bytes a second; a link that is slower than this is broken.
+PROGRESS = re.compile(r"([\d,]+) +\d+% ")
+EVERY = 10.0
+ANY_EXIT = range(256)
+
+
+def observe(cluster: Cluster, node: Node, run: Run) -> Manifest:
+    """A node's model folder as it is; only files that changed since the last time are read."""
+    said = run_program(
+        connect(cluster, node),
+        "manifest",
+        cluster.model.path,
+        f"~/.sparkrail/{cluster.name}/weights.json",
+        "look" if run.dry_run else "keep",
+        timeout=READ_TIMEOUT,
+        on_progress=lambda now: log_progress("reading weights", node, now["bytes"], now["of"]),
+    )
+    return Manifest.model_validate(said)
+
+
+def complete(cluster: Cluster, manifest: Manifest) -> Manifest:
+    """The head's manifest, or an error that names what is missing or damaged."""
+    own_tokenizer = not any(
+        argument.split("=")[0] in ("--tokenizer", "--skip-tokenizer-init")
+        for argument in cluster.serve.arguments
+    )
+    found = problems(manifest, own_tokenizer=own_tokenizer)
+    if found:
+        more = f"\nand {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise SparkrailError(
+            f"the model in {cluster.model.path} is not complete",
+            node=cluster.head.name,
+            details="\n".join(found[:SHOWN]) + more,
+            remedy="Finish or repeat the download there, then run again. Nothing was sent.",
+        )
+    return manifest
+
+
+@step(STEP)
+def ensure_weights(cluster: Cluster, node: Node, run: Run) -> Outcome:
+    """The model is whole on the head; a worker has the same files, compared by their content."""
+    want = complete(cluster, observe(cluster, cluster.head, run))
+    facts = {"digest": want.digest, "bytes": want.size, "files": len(want.files)}
+    if node.name == cluster.head.name:
+        return Outcome(step=STEP, node=node.name, status="unchanged", data=facts)
+    sender = _Sender(cluster, node, run, want)
+    outcome = converge(
+        STEP,
+        node.name,
+        sender.observe,
+        partial(plan, want),
+        sender.send,
+        dry_run=run.dry_run,
+        data=lambda have: extra_weights(want, have),
+    )
+    extra = [f"only here: {listed(outcome.data)}"] if outcome.data else []
+    detail = "; ".join([sender.sent or outcome.detail, *extra]).removeprefix("; ")
+    return outcome.model_copy(update={"detail": detail, "data": facts})
+
+
+class _Sender:
+    """Brings one worker what it lacks."""
+
+    def __init__(self, cluster: Cluster, worker: Node, run: Run, want: Manifest) -> None:
+        self.cluster = cluster
+        self.worker = worker
+        self.run = run
+        self.want = want
+        self.sent = ""
+
+    def observe(self) -> Manifest:
+        have = observe(self.cluster, self.worker, self.run)
+        if have.folder not in ("", "does not exist"):
+            raise CommandFailed(
+                f"{self.cluster.model.path} {have.folder}",
+                node=self.worker.name,
+                remedy=ownership(self.worker, self.cluster.model.path),
+            )
+        return have
+
+    def send(self, what: Send) -> None:
+        began = time.monotonic()
+        self._make_folder()
+        result = connect(self.cluster, self.cluster.head).run(
+            rsync_command(self.cluster, self.worker),
+            stdin="".join(f"{path}\0" for path in what.paths).encode(),
+            timeout=900 + what.size / SLOWEST,
+            ok=ANY_EXIT,
+            on_output=_progress(self.worker, what.size),
+        )
+        if result.code != 0:
+            raise rsync_failed(self.cluster, self.worker, result)
+        self._refuse_changed_source()
+        self.sent = (
+            f"sent {len(what.paths)} of {what.of} files, "
+            f"{rate(what.size, time.monotonic() - began)}: {listed(what.paths, 3)}"
+        )
+
+    def _make_folder(self) -> None:
+        path = self.cluster.model.path
+        made = connect(self.cluster, self.worker).run(("mkdir", "-p", "--", path), ok=(0, 1))
+        if made.code != 0:
+            full = disk_full(made.stderr, self.worker, path)
+            why, remedy = full or ("not allowed", ownership(self.worker, path))
+            raise CommandFailed(
+                f"cannot make {path}: {why}",
+                node=self.worker.name,
+                details=made.stderr.strip(),
+                remedy=remedy,
+            )
+
+    def _refuse_changed_source(self) -> None:
+        now = observe(self.cluster, self.cluster.head, self.run)
+        changed = sorted({path for step in plan(self.want, now) for path in step.paths})
+        if changed:
+            raise SparkrailError(
+                f"the model changed while it was sent to {self.worker.name}: {listed(changed)}",
+                node=self.cluster.head.name,
+                remedy="Wait until nothing writes there any more, then run again.",
+            )
+
+
+def _progress(worker: Node, size: int) -> Callable[[str], None]:
+    """rsync tells its progress many times a second; the log gets a line every ten seconds."""
+    told = time.monotonic()
+
+    def take(text: str) -> None:
+        nonlocal told
+        found = PROGRESS.findall(text)
+        if found and time.monotonic() - told >= EVERY:
+            told = time.monotonic()
+            log_progress("sending weights", worker, int(found[-1].replace(",", "")), size)
+
+    return take

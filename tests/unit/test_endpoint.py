@@ -1,0 +1,214 @@
+"""Questions to the server: a right answer is one real completion, and nothing less."""
+
+import http.client
+import json
+import socket
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from blocks import Node
+from tasks import endpoint
+from tasks.endpoint import Answer, Ask, Silent, check_answers, complete
+from tasks.errors import NodeUnreachable
+from tests.unit.http_server import COMPLETION, DROP, HANG, HEALTHY, MODELS, Replies, serving
+from tests.unit.specs import spec
+
+
+def direct(port: int) -> Ask:
+    """A question without the tunnel, by the standard library."""
+
+    def ask(method: str, path: str, body: Any, timeout: float) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    return ask
+
+
+def test_a_right_answer() -> None:
+    with serving(HEALTHY) as server:
+        answer = check_answers(direct(server.port), "tiny")
+    assert (answer.text, answer.tokens) == (" jumps over", 4)
+    assert [(path, body) for path, body, _ in server.asked] == [
+        ("/health", None),
+        ("/v1/models", None),
+        (
+            "/v1/completions",
+            {
+                "model": "tiny",
+                "prompt": "The quick brown fox",
+                "max_tokens": 4,
+                "temperature": 0,
+                "seed": 0,
+            },
+        ),
+    ]
+
+
+ENGINE_DEAD = {"error": {"message": "EngineCore encountered an issue.", "code": 500}}
+NO_TOKENS = COMPLETION | {"choices": [], "usage": {"completion_tokens": 0}}
+
+
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        pytest.param({}, '/health: HTTP 404\n{"detail": "Not Found"}', id="not vLLM"),
+        pytest.param(HEALTHY | {"/health": (503, b"")}, "/health: HTTP 503", id="not healthy"),
+        pytest.param(
+            HEALTHY | {"/v1/models": (401, {"error": "Unauthorized"})},
+            '/v1/models: HTTP 401\n{"error": "Unauthorized"}',
+            id="another API key",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/models": (200, {"data": [{"id": "a"}, {"id": "b"}]})},
+            "wanted tiny, serving a, b",
+            id="other served names",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/models": (200, {"data": []})},
+            "wanted tiny, serving nothing",
+            id="no served name",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/completions": (500, ENGINE_DEAD)},
+            "a completion: HTTP 500\n"
+            '{"error": {"message": "EngineCore encountered an issue.", "code": 500}}',
+            id="healthy, and every completion fails",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/completions": (200, b"<html>")},
+            "a completion: not what an OpenAI server answers\n<html>",
+            id="no JSON",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/completions": (200, ["a"])},
+            'a completion: not what an OpenAI server answers\n["a"]',
+            id="another JSON",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/models": (200, {"data": None})},
+            '/v1/models: not what an OpenAI server answers\n{"data": null}',
+            id="JSON with nothing in it",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/completions": (200, NO_TOKENS)},
+            "a completion came back without tokens",
+            id="no tokens",
+        ),
+        pytest.param(
+            HEALTHY | {"/v1/completions": (200, COMPLETION | {"usage": {}})},
+            "a completion came back without tokens",
+            id="no count of tokens",
+        ),
+    ],
+)
+def test_other_answers_say_what_is_wrong(replies: Replies, said: str) -> None:
+    with serving(replies) as server, pytest.raises(Silent) as caught:
+        check_answers(direct(server.port), "tiny")
+    assert str(caught.value) == said
+
+
+def test_a_completion_tells_how_long_it_took() -> None:
+    ticks = count(10.0, 1.5)
+    with serving(HEALTHY) as server:
+        answer = complete(direct(server.port), "tiny", clock=lambda: next(ticks))
+    assert answer == Answer(text=" jumps over", tokens=4, seconds=1.5)
+
+
+def test_a_long_page_is_shown_in_part() -> None:
+    replies = HEALTHY | {"/health": (500, b"x" * 9000)}
+    with serving(replies) as server, pytest.raises(Silent) as caught:
+        check_answers(direct(server.port), "tiny")
+    assert caught.value.details == "x" * 500
+
+
+# --- through a node -----------------------------------------------------------------------------
+
+
+class Head:
+    """A node whose tunnels are plain sockets."""
+
+    alive = True
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ran: list[tuple[str, ...]] = []
+
+    def open_tunnel(self, host: str, port: int, timeout: float) -> socket.socket:
+        try:
+            return socket.create_connection((host, port), timeout)
+        except ConnectionRefusedError as error:
+            raise NodeUnreachable(f"no connection to {host}:{port}", node="head") from error
+
+    def run(self, argv: tuple[str, ...], *, timeout: float) -> None:
+        self.ran.append(argv)
+        if not self.alive:
+            raise NodeUnreachable(f"no answer within {timeout:g} s", node="head")
+
+
+Asker = Callable[..., Ask]
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    found = Head(spec().head)
+    monkeypatch.setattr(endpoint, "connect", lambda _cluster, _node: found)
+    yield found
+
+
+def asker(port: int, **changes: Any) -> Ask:
+    return endpoint.asker(spec(serve={"port": port}, **changes), api_key="sk-1")
+
+
+@pytest.mark.usefixtures("head")
+def test_through_the_head_s_tunnel_with_the_api_key() -> None:
+    with serving(HEALTHY) as server:
+        answer = check_answers(asker(server.port), "tiny")
+    assert answer.tokens == 4
+    headers = [headers["Authorization"] for _, _, headers in server.asked]
+    assert headers == ["Bearer sk-1"] * 3
+
+
+def test_nothing_listens(head: Head) -> None:
+    with serving({}) as server:
+        port = server.port
+    with pytest.raises(Silent) as caught:
+        check_answers(asker(port), "tiny")
+    assert str(caught.value) == f"head: /health: nothing listens on 127.0.0.1:{port}"
+    head.alive = False
+    with pytest.raises(NodeUnreachable):
+        check_answers(asker(port), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        pytest.param(HANG, "head: /v1/completions: timed out", id="a hanging completion"),
+        pytest.param(
+            DROP,
+            "head: /v1/completions: Remote end closed connection without response",
+            id="closed without an answer",
+        ),
+    ],
+)
+def test_a_server_that_does_not_answer(head: Head, reply: str, said: str) -> None:
+    """Whether the server or the node is silent is found out by asking the node."""
+    with serving(HEALTHY | {"/v1/completions": reply}) as server:
+        with pytest.raises(Silent) as caught:
+            check_answers(asker(server.port), "tiny", timeout=0.3)
+        assert (str(caught.value), head.ran) == (said, [("true",)])
+        head.alive = False
+        with pytest.raises(NodeUnreachable, match="no answer within 30 s"):
+            check_answers(asker(server.port), "tiny", timeout=0.3)
+
+
+def test_models_and_completions_have_the_shape_that_vllm_gives() -> None:
+    assert endpoint.Models.model_validate(MODELS).data[0].id == "tiny"
+    assert endpoint.Completion.model_validate(COMPLETION).usage.completion_tokens == 4

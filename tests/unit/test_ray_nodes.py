@@ -1,0 +1,205 @@
+"""What Ray's table must look like before the server may start."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tasks.errors import CommandFailed
+from tasks.ray_nodes import (
+    Member,
+    Raylet,
+    RayNode,
+    member_problems,
+    membership_problems,
+    parse_member,
+    parse_nodes,
+)
+from tests.unit.specs import spec
+
+CLUSTER = spec()
+
+
+def node(address: str, *, alive: bool = True, gpus: float | None = 1, name: str = "") -> RayNode:
+    """A node as Ray tells it; without GPUs it has no GPU key at all."""
+    resources = {"CPU": 20.0, "memory": 1e11, f"node:{name or address}": 1.0}
+    if gpus is not None:
+        resources["GPU"] = gpus
+    return RayNode(id=f"id of {address}", alive=alive, address=address, resources=resources)
+
+
+HEAD, WORKER = node("10.77.0.1"), node("10.77.0.2")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problems"),
+    [
+        pytest.param([HEAD, WORKER], [], id="as planned"),
+        pytest.param([WORKER, HEAD], [], id="in another order"),
+        pytest.param([HEAD, WORKER, node("10.77.0.2", alive=False)], [], id="an earlier one, dead"),
+        pytest.param([HEAD], [("worker1", "10.77.0.2 is not alive in Ray")], id="not joined"),
+        pytest.param(
+            [HEAD, node("10.77.0.2", alive=False)],
+            [("worker1", "10.77.0.2 is not alive in Ray")],
+            id="dead",
+        ),
+        pytest.param(
+            [],
+            [
+                ("head", "10.77.0.1 is not alive in Ray"),
+                ("worker1", "10.77.0.2 is not alive in Ray"),
+            ],
+            id="nobody",
+        ),
+        pytest.param(
+            [node("10.88.0.1"), WORKER],
+            [
+                ("head", "10.77.0.1 is not alive in Ray"),
+                ("head", "Ray has nodes that are not planned: 10.88.0.1"),
+            ],
+            id="the management address registered instead of the fabric's",
+        ),
+        pytest.param(
+            [HEAD, node("10.77.0.2", gpus=None)],
+            [("worker1", "Ray sees 0 GPUs, planned are 1")],
+            id="no GPU key",
+        ),
+        pytest.param(
+            [HEAD, node("10.77.0.2", gpus=2)],
+            [("worker1", "Ray sees 2 GPUs, planned are 1")],
+            id="too many GPUs",
+        ),
+        pytest.param(
+            [HEAD, WORKER, WORKER],
+            [("worker1", "10.77.0.2 is in Ray 2 times")],
+            id="twice",
+        ),
+        pytest.param(
+            [HEAD, WORKER, node("10.77.0.9"), node("10.77.0.8")],
+            [("head", "Ray has nodes that are not planned: 10.77.0.8, 10.77.0.9")],
+            id="strangers",
+        ),
+        pytest.param(
+            [HEAD, node("10.77.0.2", name="10.88.0.2")],
+            [("worker1", "Ray has no resource node:10.77.0.2; vLLM would wait for ever")],
+            id="its resource has another name",
+        ),
+    ],
+)
+def test_membership_problems(nodes: Sequence[RayNode], problems: list[tuple[str, str]]) -> None:
+    assert membership_problems(CLUSTER, nodes) == problems
+
+
+def member(address: str, **changes: Any) -> Member:
+    raylet = Raylet(VLLM_HOST_IP=address, GLOO_SOCKET_IFNAME="eth1")
+    values = {"python": "3.12.3", "ray": "2.60.0", "vllm": "0.33.0", "raylets": (raylet,)}
+    return Member(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "problems"),
+    [
+        pytest.param(member("10.77.0.1"), member("10.77.0.2"), [], id="as planned"),
+        pytest.param(
+            member("10.88.0.1"),
+            member("10.77.0.2"),
+            [
+                (
+                    "head",
+                    "VLLM_HOST_IP is 10.88.0.1, Ray knows the node as 10.77.0.1; serve would "
+                    "wait for ever",
+                )
+            ],
+            id="the management address",
+        ),
+        pytest.param(
+            member("10.77.0.1"),
+            member("10.77.0.1"),
+            [
+                (
+                    "worker1",
+                    "VLLM_HOST_IP is 10.77.0.1, Ray knows the node as 10.77.0.2; serve would "
+                    "wait for ever",
+                )
+            ],
+            id="the head's address on the worker",
+        ),
+        pytest.param(
+            member("10.77.0.1"),
+            member(""),
+            [
+                (
+                    "worker1",
+                    "VLLM_HOST_IP is not set, Ray knows the node as 10.77.0.2; serve would wait "
+                    "for ever",
+                )
+            ],
+            id="no address",
+        ),
+        pytest.param(
+            member("10.77.0.1"),
+            member("10.77.0.2", ray="2.59.0", python="3.11.7"),
+            [
+                ("worker1", "ray 2.59.0, the head has 2.60.0"),
+                ("worker1", "python 3.11.7, the head has 3.12.3"),
+            ],
+            id="other versions",
+        ),
+        pytest.param(
+            member("10.77.0.1"),
+            member("10.77.0.2", vllm=""),
+            [("worker1", "vllm missing, the head has 0.33.0")],
+            id="no vLLM on the worker",
+        ),
+        pytest.param(
+            member("10.77.0.1", vllm=""),
+            member("10.77.0.2"),
+            [("worker1", "vllm 0.33.0, the head has none")],
+            id="no vLLM on the head",
+        ),
+        pytest.param(
+            member("10.77.0.1"),
+            member("10.77.0.2", raylets=()),
+            [("worker1", "0 raylets run in its container, not 1")],
+            id="no raylet",
+        ),
+    ],
+)
+def test_member_problems(head: Member, worker: Member, problems: list[tuple[str, str]]) -> None:
+    assert member_problems(CLUSTER, {"head": head, "worker1": worker}) == problems
+
+
+def test_parse_nodes() -> None:
+    row = {
+        "id": "a1",
+        "alive": True,
+        "address": "10.77.0.1",
+        "resources": {"CPU": 2.0, "GPU": 1.0, "node:10.77.0.1": 1.0},
+    }
+    dead = {"id": "a2", "alive": False, "address": "10.77.0.2", "resources": {}}
+    found = parse_nodes(json.dumps({"nodes": [row, dead]}))
+    assert [(each.address, each.alive, each.gpus) for each in found] == [
+        ("10.77.0.1", True, 1.0),
+        ("10.77.0.2", False, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Traceback", "[]", "{}", '{"nodes": 7}', '{"nodes": [{"id": 1}]}', "null"]
+)
+def test_other_words_are_an_error_that_shows_them(text: str) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        parse_nodes(text)
+    assert caught.value.brief == "Ray's head said something else than its nodes"
+    assert caught.value.details == text
+    with pytest.raises(CommandFailed, match="something else than its versions"):
+        parse_member(text)
+
+
+def test_parse_member() -> None:
+    said = (
+        '{"python": "3.12.3", "ray": "2.60.0", "vllm": "0.33.0", '
+        '"raylets": [{"VLLM_HOST_IP": "10.77.0.1", "GLOO_SOCKET_IFNAME": "eth1"}]}'
+    )
+    assert parse_member(said) == member("10.77.0.1")

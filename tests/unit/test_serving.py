@@ -1,0 +1,223 @@
+"""The server's start: when it is ready, when to wait, and when waiting is over."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tasks.containers import Container
+from tasks.converge import Gone, Ready, Waiting, wait_until
+from tasks.endpoint import Ask, Silent
+from tasks.errors import LoginRefused, NodeUnreachable, NotReady
+from tasks.serving import plan_stop, probe, progress_of
+from tests.unit.http_server import COMPLETION, MODELS
+from tests.unit.specs import spec
+
+RAY, SERVE = "sparkrail-sparks-ray", "sparkrail-sparks-serve"
+HINT = f"Its whole log: docker logs {SERVE} on the head."
+
+
+class Docker:
+    """A docker client that knows one container and its log."""
+
+    def __init__(self, state: str | None, log: str = "") -> None:
+        self.api, self._state, self.log = self, state, log
+
+    def containers(self, *, all: bool) -> list[dict[str, Any]]:
+        assert all
+        row = {"Id": "1", "Names": [f"/{SERVE}"], "State": self._state}
+        return [row] if self._state else []
+
+    def logs(self, name: str, *, tail: int) -> bytes:
+        assert (name, tail) == (SERVE, 400)
+        return self.log.encode()
+
+
+def docker(state: str | None, log: str = "") -> Any:
+    return Docker(state, log)
+
+
+def answering(replies: dict[str, tuple[int, Any]]) -> Ask:
+    def ask(_method: str, path: str, _body: Any, _timeout: float) -> tuple[int, bytes]:
+        status, content = replies[path]
+        return status, json.dumps(content).encode()
+
+    return ask
+
+
+def raising(error: Exception) -> Ask:
+    def ask(_method: str, _path: str, _body: Any, _timeout: float) -> tuple[int, bytes]:
+        raise error
+
+    return ask
+
+
+UP = {"/health": (200, None), "/v1/models": (200, MODELS), "/v1/completions": (200, COMPLETION)}
+BROKEN = UP | {"/v1/completions": (500, {"error": "EngineDeadError"})}
+STARTING = raising(Silent("/health: nothing listens on 127.0.0.1:8000", node="head"))
+MEMORY = (
+    "ValueError: Free memory on device (11.2/121.63 GiB) on startup is less than desired GPU "
+    "memory utilization (0.9, 109.47 GiB)."
+)
+
+
+def test_it_is_ready_when_it_gave_one_real_answer() -> None:
+    found = probe(
+        docker("running", "INFO Application startup complete."), spec(), answering(UP), SERVE
+    )
+    assert isinstance(found, Ready)
+    assert (found.value.text, found.value.tokens) == (" jumps over", 4)
+
+
+@pytest.mark.parametrize(
+    ("client", "ask", "found"),
+    [
+        pytest.param(
+            docker("running", "INFO loading\n"),
+            STARTING,
+            Waiting("/health: nothing listens on 127.0.0.1:8000", progress=("INFO loading",)),
+            id="loading",
+        ),
+        pytest.param(
+            docker("running", "INFO up\n"),
+            answering(BROKEN),
+            Waiting("a completion: HTTP 500", progress=("INFO up",)),
+            id="healthy, but no completion",
+        ),
+        pytest.param(
+            docker("exited", "one\ntwo\n"),
+            STARTING,
+            Gone("its container is exited", details="one\ntwo", remedy=HINT),
+            id="ended",
+        ),
+        pytest.param(
+            docker("restarting"),
+            answering(UP),
+            Gone("its container is restarting", details="", remedy=HINT),
+            id="in a crash loop, whoever answers on the port",
+        ),
+        pytest.param(
+            docker(None), STARTING, Gone("its container is gone", remedy=HINT), id="removed"
+        ),
+        pytest.param(
+            docker("running", f"INFO starting\n{MEMORY}\n"),
+            STARTING,
+            Gone(
+                f"other processes or the page cache hold the GPU's memory: {MEMORY}",
+                details=f"INFO starting\n{MEMORY}",
+                remedy="See who holds it (sparkrail check), or lower --gpu-memory-utilization.",
+            ),
+            id="a known failure, before the process has ended",
+        ),
+        pytest.param(
+            docker("exited", f"INFO starting\n{MEMORY}\n"),
+            STARTING,
+            Gone(
+                f"other processes or the page cache hold the GPU's memory: {MEMORY}",
+                details=f"INFO starting\n{MEMORY}",
+                remedy="See who holds it (sparkrail check), or lower --gpu-memory-utilization.",
+            ),
+            id="a known failure, and it has ended",
+        ),
+    ],
+)
+def test_probe(client: Any, ask: Ask, found: Waiting | Gone) -> None:
+    assert probe(client, spec(), ask, SERVE) == found
+
+
+def test_a_line_in_somebody_s_prompt_is_no_failure() -> None:
+    log = "INFO Received request cmpl-1: prompt: 'why CUDA out of memory'"
+    assert isinstance(probe(docker("running", log), spec(), answering(UP), SERVE), Ready)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(NodeUnreachable("connection lost", node="head"), id="the link is down"),
+        pytest.param(LoginRefused("sshd forbids the tunnel", node="head"), id="no tunnels"),
+    ],
+)
+def test_what_is_no_answer_of_the_server_ends_the_wait(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        probe(docker("running"), spec(), raising(error), SERVE)
+
+
+ASKED = 'INFO:     127.0.0.1:53144 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "moved"),
+    [
+        pytest.param("INFO Loading safetensors shards: 50%\n", True, id="a new line"),
+        pytest.param(ASKED, False, id="our own question"),
+        pytest.param(
+            'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n',
+            False,
+            id="our own completion",
+        ),
+        pytest.param(
+            "INFO Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 0 reqs\n",
+            False,
+            id="vLLM's own statistics",
+        ),
+        pytest.param(
+            "INFO Waiting for creating a placement group of specs for 160 seconds. specs=[...]\n",
+            False,
+            id="waiting for Ray",
+        ),
+        pytest.param(
+            "INFO No available shared memory broadcast block found in 60 seconds.\n",
+            False,
+            id="ranks that hang",
+        ),
+    ],
+)
+def test_what_counts_as_progress(more: str, moved: bool) -> None:
+    before = f"\x1b[32mINFO\x1b[0m Loading\n{ASKED}"
+    assert (progress_of(before) != progress_of(before + more)) is moved
+
+
+def test_a_start_without_progress_is_given_up_although_we_keep_asking() -> None:
+    client, now = docker("running", "INFO Loading\n"), [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+        client.log += ASKED
+
+    with pytest.raises(NotReady) as caught:
+        wait_until(
+            "vLLM serve",
+            "head",
+            lambda: probe(client, spec(), STARTING, SERVE),
+            timeout=3600,
+            stall=1200,
+            every=10,
+            clock=lambda: now[0],
+            pause=pause,
+        )
+    assert str(caught.value) == (
+        "head: vLLM serve: not ready after 1200 s without progress: /health: nothing listens on "
+        "127.0.0.1:8000"
+    )
+
+
+def container(name: str) -> Container:
+    return Container(id=f"id of {name}", name=name, state="running")
+
+
+@pytest.mark.parametrize(
+    ("names", "have", "steps"),
+    [
+        pytest.param((SERVE, RAY), (), [], id="nothing is there"),
+        pytest.param(
+            (SERVE, RAY),
+            (RAY, SERVE),
+            [f"remove {SERVE} (it is replaced)", f"remove {RAY} (it is replaced)"],
+            id="the server before Ray",
+        ),
+        pytest.param((SERVE,), (RAY, SERVE), [f"remove {SERVE} (it is replaced)"], id="one of two"),
+    ],
+)
+def test_plan_stop(names: tuple[str, ...], have: tuple[str, ...], steps: list[str]) -> None:
+    found = {name: container(name) for name in have}
+    assert [str(step) for step in plan_stop(names, found)] == steps

@@ -1,0 +1,526 @@
+"""Weights: what makes a model folder whole, what a copy of it lacks, and what went wrong."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocks import Cluster
+from tasks.errors import CommandFailed, HostKeyRefused, NodeUnreachable, SparkrailError
+from tasks.manifests import File, Manifest, extra_weights, plan, problems
+from tasks.remote import Result
+from tasks.transfers import amount, rate, ssh_failed
+from tasks.weight_streams import rsync_command, rsync_failed
+from tasks.weights import complete
+
+PROGRAM = Path(__file__).parents[2] / "tasks" / "relayed" / "manifest.py"
+INDEX = "model.safetensors.index.json"
+
+
+def manifest(**sizes: int) -> Manifest:
+    """Files by a short word each: `a=1` is a.safetensors with one byte."""
+    return Manifest(
+        files={f"{n}.safetensors": File(size=s, sha256=f"{n}{s}") for n, s in sizes.items()}
+    )
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster.model_validate(
+        {
+            "name": "pair",
+            "head": {"name": "spark1", "address": "10.0.0.1", "fabric_address": "10.77.0.1"},
+            "workers": [{"name": "spark2", "fabric_address": "10.77.0.2"}],
+            "image": {"name": "vllm:1"},
+            "model": {"name": "tiny", "path": "/models/My Model's $(id)"},
+            "serve": {"tensor_parallel": 2},
+        }
+    )
+
+
+FILE = File(size=1, sha256="x")
+WHOLE = {"config.json": FILE, "tokenizer.json": FILE, "model.safetensors": FILE}
+SHARDED = {
+    **WHOLE,
+    "m-1.safetensors": FILE,
+    INDEX: File(size=1, sha256="i", names=("m-1.safetensors", "m-2.safetensors")),
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        pytest.param(Manifest(files=WHOLE), [], id="whole"),
+        pytest.param(
+            Manifest(folder="does not exist"), ["the folder does not exist"], id="no folder"
+        ),
+        pytest.param(
+            Manifest(),
+            [
+                "config.json is missing",
+                "there are no weights (*.safetensors)",
+                "there is no tokenizer (tokenizer.json, tokenizer.model, ...)",
+            ],
+            id="empty folder",
+        ),
+        pytest.param(
+            Manifest(files=SHARDED),
+            [f"m-2.safetensors is missing ({INDEX} names it)"],
+            id="a shard is missing",
+        ),
+        pytest.param(
+            Manifest(files=SHARDED, faults={"m-2.safetensors": "is a broken link"}),
+            ["m-2.safetensors is a broken link"],
+            id="a shard is a broken link, told once",
+        ),
+        pytest.param(
+            Manifest(files=WHOLE, faults={"model.safetensors": "is cut off within its header"}),
+            ["model.safetensors is cut off within its header"],
+            id="a damaged file",
+        ),
+        pytest.param(
+            Manifest(files={**WHOLE, "m.gguf": FILE, "qwen.tiktoken": FILE}), [], id="other formats"
+        ),
+    ],
+)
+def test_problems(found: Manifest, said: list[str]) -> None:
+    assert problems(found) == said
+
+
+def test_the_tokenizer_may_lie_elsewhere(cluster: Cluster) -> None:
+    files = dict.fromkeys(("config.json", "model.safetensors"), FILE)
+    serve = cluster.serve.model_copy(update={"arguments": ("--tokenizer=/models/other",)})
+    complete(cluster.model_copy(update={"serve": serve}), Manifest(files=files))
+    with pytest.raises(SparkrailError, match="there is no tokenizer"):
+        complete(cluster, Manifest(files=files))
+
+
+def test_an_incomplete_model_is_refused_by_name(cluster: Cluster) -> None:
+    with pytest.raises(SparkrailError) as error:
+        complete(cluster, Manifest(files=SHARDED))
+    assert str(error.value) == (
+        "spark1: the model in /models/My Model's $(id) is not complete\n"
+        f"m-2.safetensors is missing ({INDEX} names it)\n"
+        "Finish or repeat the download there, then run again. Nothing was sent."
+    )
+
+
+@pytest.mark.parametrize(
+    ("have", "steps"),
+    [
+        pytest.param(manifest(a=1, b=2), [], id="as wanted"),
+        pytest.param(manifest(a=1, b=2, z=3), [], id="more than wanted"),
+        pytest.param(
+            Manifest(folder="does not exist"),
+            ["send 2 of 2 files, 3 B: a.safetensors, b.safetensors"],
+            id="absent",
+        ),
+        pytest.param(manifest(a=1), ["send 1 of 2 files, 2 B: b.safetensors"], id="one is missing"),
+        pytest.param(
+            manifest(a=9, b=2), ["send 1 of 2 files, 1 B: a.safetensors"], id="one has another size"
+        ),
+        pytest.param(
+            Manifest(
+                files={
+                    **manifest(b=2).files,
+                    "a.safetensors": File(size=1, sha256="damaged"),
+                }
+            ),
+            ["send 1 of 2 files, 1 B: a.safetensors"],
+            id="one has other content of the same size",
+        ),
+    ],
+)
+def test_plan(have: Manifest, steps: list[str]) -> None:
+    assert [str(step) for step in plan(manifest(a=1, b=2), have)] == steps
+
+
+def test_extra_weights_are_those_that_would_be_loaded() -> None:
+    files = dict.fromkeys(("a.safetensors", "x.safetensors", "sub/y.safetensors", "z.md"), FILE)
+    assert extra_weights(manifest(a=1), Manifest(files=files)) == ("x.safetensors",)
+
+
+def test_the_digest_follows_names_and_content_only() -> None:
+    one, other = File(size=1, sha256="1"), File(size=1, sha256="2")
+    base = Manifest(files={"a": one, "b": other})
+    assert base.digest == Manifest(files={"b": other, "a": one}, faults={"c": "x"}).digest
+    assert base.digest != Manifest(files={"a": other, "b": one}).digest
+    assert base.digest != Manifest(files={"a": one}).digest
+
+
+def test_rsync_command(cluster: Cluster) -> None:
+    assert rsync_command(cluster, cluster.workers[0]) == (
+        "rsync",
+        "--copy-links",
+        "--times",
+        "--ignore-times",
+        "--files-from=-",
+        "--from0",
+        "--partial-dir=.rsync-part",
+        "--timeout=60",
+        "--info=progress2",
+        "--protect-args",
+        "--rsh=ssh -p 22 -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
+        "-o ServerAliveInterval=15 -o ServerAliveCountMax=4",
+        "/models/My Model's $(id)/",
+        "root@10.77.0.2:/models/My Model's $(id)/",
+    )
+
+
+BRIEF = "spark2: the model's files did not arrive from spark1: "
+PATH = "'/models/My Model'\"'\"'s $(id)'"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "kind", "text"),
+    [
+        pytest.param(
+            11,
+            'rsync: [receiver] write failed on "x": No space left on device (28)',
+            CommandFailed,
+            f"{BRIEF}the disk is full (rsync exit code 11)\n"
+            'rsync: [receiver] write failed on "x": No space left on device (28)\n'
+            f"Make room on spark2: df -h {PATH}",
+            id="disk full",
+        ),
+        pytest.param(
+            11,
+            "",
+            CommandFailed,
+            f"{BRIEF}cannot be written (rsync exit code 11)\n"
+            f"Is its disk full? On spark2: df -h {PATH}",
+            id="disk full, and rsync lost the receiver's words",
+        ),
+        pytest.param(
+            127,
+            "env: 'rsync': No such file or directory",
+            CommandFailed,
+            "spark1: rsync is missing, the model's files cannot be sent to spark2\n"
+            "env: 'rsync': No such file or directory\nInstall it: apt-get install rsync",
+            id="no rsync on the head",
+        ),
+        pytest.param(
+            127,
+            "sh: rsync: not found\nrsync error: remote command not found (code 127)",
+            CommandFailed,
+            f"{BRIEF}rsync is missing (rsync exit code 127)\n"
+            "sh: rsync: not found\nrsync error: remote command not found (code 127)\n"
+            "Install it on spark2: apt-get install rsync",
+            id="no rsync on the worker",
+        ),
+        pytest.param(
+            2,
+            "protocol version mismatch -- is your shell clean?",
+            CommandFailed,
+            f"{BRIEF}its login prints text (rsync exit code 2)\n"
+            "protocol version mismatch -- is your shell clean?\n"
+            "Silence what root's shell prints at login on spark2.",
+            id="login prints",
+        ),
+        pytest.param(
+            23,
+            'rsync: [receiver] mkstemp "x" failed: Permission denied (13)',
+            CommandFailed,
+            f"{BRIEF}may not read or write (rsync exit code 23)\n"
+            'rsync: [receiver] mkstemp "x" failed: Permission denied (13)\n'
+            f"On spark2: sudo mkdir -p {PATH} && sudo chown -R root {PATH}\n"
+            "(files that root cannot read on the head are the other possible cause)",
+            id="not allowed",
+        ),
+        pytest.param(
+            24,
+            "file has vanished",
+            CommandFailed,
+            f"{BRIEF}files changed on the way (rsync exit code 24)\nfile has vanished\n"
+            "Does something write to /models/My Model's $(id) on spark1? Run again.",
+            id="source changed",
+        ),
+        pytest.param(
+            30,
+            "io timeout",
+            NodeUnreachable,
+            f"{BRIEF}nothing moved for 60 s (rsync exit code 30)\nio timeout\n"
+            "Is the link between spark1 and spark2 up? Run again.",
+            id="link down",
+        ),
+        pytest.param(
+            12,
+            "connection unexpectedly closed",
+            CommandFailed,
+            f"{BRIEF}the transfer broke (rsync exit code 12)\nconnection unexpectedly closed\n"
+            "Run again: it goes on where it stopped.",
+            id="receiver killed",
+        ),
+        pytest.param(
+            255,
+            "Host key verification failed.",
+            HostKeyRefused,
+            "spark2: spark1 -> root@10.77.0.2:22: spark1 does not know its host key\n"
+            "Host key verification failed.\n"
+            "Trust it, on spark1, as root:\n"
+            "ssh-keyscan -p 22 10.77.0.2 >> ~/.ssh/known_hosts\n"
+            "and compare it with /etc/ssh/ssh_host_*_key.pub on spark2.",
+            id="unknown host key",
+        ),
+        pytest.param(
+            12,
+            "ssh: connect to host 10.77.0.2 port 22: No route to host\n"
+            "rsync: connection unexpectedly closed (0 bytes received so far) [sender]",
+            NodeUnreachable,
+            "spark2: spark1 -> root@10.77.0.2:22: no connection over the fabric, or it broke\n"
+            "ssh: connect to host 10.77.0.2 port 22: No route to host\n"
+            "rsync: connection unexpectedly closed (0 bytes received so far) [sender]\n"
+            "Is the link up at both ends? Try, on spark1, as root:\n"
+            "ssh -p 22 -o BatchMode=yes root@10.77.0.2 true",
+            id="no route, and rsync was faster than its ssh",
+        ),
+    ],
+)
+def test_rsync_failed(
+    cluster: Cluster, code: int, said: str, kind: type[Exception], text: str
+) -> None:
+    found = rsync_failed(cluster, cluster.workers[0], Result("", said, code))
+    assert type(found) is kind
+    assert str(found) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "part"),
+    [
+        pytest.param(
+            "@@@@@\nREMOTE HOST IDENTIFICATION HAS CHANGED!\nHost key verification failed.",
+            HostKeyRefused,
+            "If spark2 was installed anew, on spark1, as root:\nssh-keygen -R '10.77.0.2'",
+            id="changed host key",
+        ),
+        pytest.param(
+            "ssh: connect to host 10.77.0.2 port 22: No route to host",
+            NodeUnreachable,
+            "spark1 -> root@10.77.0.2:22: no connection over the fabric, or it broke",
+            id="link down",
+        ),
+    ],
+)
+def test_ssh_failed(cluster: Cluster, said: str, kind: type[Exception], part: str) -> None:
+    found = ssh_failed(cluster, cluster.workers[0], said)
+    assert isinstance(found, kind)
+    assert part in str(found)
+    assert "@@" not in str(found)
+
+
+def test_amounts_are_for_people() -> None:
+    assert [amount(n) for n in (0, 999, 12_340, 119_000_000_000, 2.5e12)] == [
+        "0 B",
+        "999 B",
+        "12.3 kB",
+        "119.0 GB",
+        "2.5 TB",
+    ]
+    assert rate(5_000_000, 2) == "5.0 MB at 2.5 MB/s"
+    assert rate(5, 2) == "5 B"
+
+
+# --- the relayed program ------------------------------------------------------------------------
+
+
+class Folder:
+    """A model folder, and what the program says of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "my model's $(id)"
+        self.path.mkdir()
+        self.state = root / "home" / "pair" / "weights.json"
+
+    def write(self, name: str, content: bytes) -> Path:
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return file
+
+    def look(self, mode: str = "keep", path: Path | None = None) -> Manifest:
+        done = subprocess.run(
+            [sys.executable, "-", "manifest", str(path or self.path), str(self.state), mode],
+            input=PROGRAM.read_bytes(),
+            capture_output=True,
+            timeout=30,
+            check=True,
+        )
+        return Manifest.model_validate_json(done.stdout.splitlines()[-1])
+
+    def records(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.state.read_text())["folders"][str(self.path)]
+        return found
+
+    def settle(self) -> Manifest:
+        """Look until every file is old enough for its identity to be kept."""
+        deadline = time.monotonic() + 10
+        while True:
+            found = self.look()
+            if self.records().keys() == found.files.keys():
+                return found
+            assert time.monotonic() < deadline
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def safetensors(size: int) -> bytes:
+    header = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(size)
+
+
+def test_manifest_of_a_folder(folder: Folder) -> None:
+    folder.write("config.json", b"{}")
+    folder.write("sub/odd name's.txt", b"x")
+    folder.write("w.safetensors", safetensors(100))
+    folder.write(INDEX, b'{"weight_map": {"b": "w-2", "a": "w-1", "c": "w-2"}}')
+    folder.write(".git/objects/big", b"never loaded")
+    folder.write(".rsync-part/w.safetensors", b"half")
+    found = folder.look()
+    assert sorted(found.files) == [
+        "config.json",
+        INDEX,
+        "sub/odd name's.txt",
+        "w.safetensors",
+    ]
+    assert found.files["config.json"].size == 2
+    assert found.files["config.json"].sha256.startswith("44136fa355b3678a")
+    assert found.files[INDEX].names == ("w-1", "w-2")
+    assert found.faults == {}
+
+
+WEIGHTS = safetensors(100)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        pytest.param("w.safetensors", WEIGHTS, None, id="whole"),
+        pytest.param(
+            "w.safetensors",
+            WEIGHTS[:-1],
+            f"has {len(WEIGHTS) - 1} bytes, its header promises {len(WEIGHTS)}",
+            id="one byte short",
+        ),
+        pytest.param(
+            "w.safetensors",
+            WEIGHTS + b"\0",
+            f"has {len(WEIGHTS) + 1} bytes, its header promises {len(WEIGHTS)}",
+            id="one byte long",
+        ),
+        pytest.param(
+            "w.safetensors", WEIGHTS[:20], "is cut off within its header", id="header cut"
+        ),
+        pytest.param("w.safetensors", b"", "is cut off: 0 bytes", id="empty"),
+        pytest.param("w.safetensors", bytes(300), "has no readable header", id="zeros"),
+        pytest.param("w.safetensors", b"<html>" * 9, "is no safetensors file", id="something else"),
+        pytest.param(
+            "w.bin",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
+            "is a Git-LFS pointer, not the file itself",
+            id="LFS pointer",
+        ),
+        pytest.param(INDEX, b"{", "has no readable weight_map", id="broken index"),
+        pytest.param(
+            "w.bin.incomplete", b"", "is left by a download that has not finished", id="unfinished"
+        ),
+        pytest.param(
+            ".cache/huggingface/download/x.incomplete",
+            b"",
+            "is left by a download that has not finished",
+            id="unfinished, in the hub's folder",
+        ),
+        pytest.param(".cache/huggingface/download/x.lock", b"", None, id="the hub's old lock"),
+    ],
+)
+def test_faults_of_a_file(folder: Folder, name: str, content: bytes, fault: str | None) -> None:
+    folder.write(name, content)
+    assert folder.look().faults == ({name: fault} if fault else {})
+
+
+def test_links_are_followed(folder: Folder) -> None:
+    blob = folder.path.parent / "blobs" / "abc"
+    blob.parent.mkdir()
+    blob.write_bytes(b"data")
+    (folder.path / "w.bin").symlink_to("../blobs/abc")
+    (folder.path / "sub").symlink_to(blob.parent)
+    (folder.path / "around").symlink_to(folder.path)
+    (folder.path / "gone.bin").symlink_to("../blobs/gone")
+    found = folder.look()
+    assert sorted(found.files) == ["sub/abc", "w.bin"]
+    assert found.faults == {"gone.bin": "is a broken link"}
+
+
+def test_a_name_that_is_no_text_is_named(folder: Folder) -> None:
+    Path(os.fsdecode(os.fsencode(folder.path) + b"/w\xff.bin")).write_bytes(b"x")
+    assert folder.look().faults == {"w\\xff.bin": "has a name that is not UTF-8"}
+
+
+def test_known_files_are_not_read_again(folder: Folder) -> None:
+    folder.write("w.bin", b"data")
+    folder.settle()
+    state = json.loads(folder.state.read_text())
+    state["folders"][str(folder.path)]["w.bin"]["sha256"] = "as recorded"
+    folder.state.write_text(json.dumps(state))
+    assert folder.look().files["w.bin"].sha256 == "as recorded"
+
+
+def _damage(file: Path) -> None:
+    before = file.stat()
+    file.write_bytes(b"dXta")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_bytes(b"dXta")
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    other.rename(file)
+
+
+@pytest.mark.parametrize("change", [_damage, _replace])
+def test_a_change_of_equal_size_and_time_is_found(
+    folder: Folder, change: Callable[[Path], None]
+) -> None:
+    file = folder.write("w.bin", b"data")
+    before = folder.settle()
+    change(file)
+    assert folder.look().files["w.bin"].sha256 != before.files["w.bin"].sha256
+
+
+def test_a_look_writes_nothing(folder: Folder) -> None:
+    folder.write("w.bin", b"data")
+    assert folder.look("look").files["w.bin"].size == 4
+    assert not folder.state.parent.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 0}', "[]"])
+def test_a_damaged_state_file_is_replaced(folder: Folder, text: str) -> None:
+    folder.write("w.bin", b"data")
+    folder.state.parent.mkdir(parents=True)
+    folder.state.write_text(text)
+    assert folder.settle().files["w.bin"].size == 4
+
+
+def test_the_state_of_another_model_stays(folder: Folder) -> None:
+    folder.write("w.bin", b"data")
+    folder.settle()
+    other = folder.path.with_name("other")
+    other.mkdir()
+    folder.look(path=other)
+    assert folder.records().keys() == {"w.bin"}
+
+
+def test_no_folder(folder: Folder) -> None:
+    assert folder.look(path=folder.path / "none").folder == "does not exist"
+    assert folder.look(path=folder.write("file", b"")).folder == "cannot be read: Not a directory"
