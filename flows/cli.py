@@ -63,17 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what ran on the nodes for this run was ended", file=sys.stderr)
         return 1
-    return _tell(report, as_json=options.json)
+    return _tell(report, as_json=options.json, every_check=options.verb == "check")
 
 
-def _tell(report: "Report", *, as_json: bool) -> int:
+def _tell(report: "Report", *, as_json: bool, every_check: bool) -> int:
     from flows import terminal
     from tasks.report import as_json as document
 
     if as_json:
         print(document(report))
     else:
-        terminal.show(report)
+        terminal.show(report, every_check=every_check)
     return report.exit_code
 
 

@@ -3,12 +3,13 @@
 from typing import Any
 
 from prefect import flow
-from tasks.images import ensure_image
-from tasks.weights import ensure_weights
 
 from blocks import Cluster, Node
-from flows.steps import Restart, Steps, as_state, call, conduct
+from flows.steps import Restart, Steps, StepsFailed, as_state, call, conduct
+from tasks.converge import Outcome
+from tasks.errors import SparkrailError
 from tasks.facts import NodeFacts, gather_facts
+from tasks.images import ensure_image
 from tasks.locks import take_lock
 from tasks.preflight import preflight
 from tasks.ray_nodes import join_worker, start_head, verify_cluster
@@ -18,6 +19,7 @@ from tasks.scripts import relay_script
 from tasks.secret_values import load_secrets
 from tasks.serving import serve, stop_old
 from tasks.topology import Fabric, Files, arguments, containers, files
+from tasks.weights import ensure_weights
 
 
 @flow(name="deploy", flow_run_name="deploy {cluster}", persist_result=False)
@@ -39,7 +41,6 @@ def bring_up(steps: Steps) -> None:
 
     steps.one(take_lock)
     facts = gather(steps)
-    steps.problems = tuple(steps.one(preflight, facts=facts).data)
 
     image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
     steps.all(
@@ -56,9 +57,7 @@ def bring_up(steps: Steps) -> None:
 
     wanted = wanted_of(cluster, facts, relayed, image.data["content"])
     decision: Decision = steps.one(decide, wanted=wanted).data
-    versions: dict[str, Any] = {}
-    if not decision.nothing_to_do:
-        versions = start_anew(steps, wanted, decision)
+    versions = {} if decision.nothing_to_do else start_anew(steps, wanted, decision)
 
     release = Release(
         digest=wanted.digest,
@@ -66,14 +65,14 @@ def bring_up(steps: Steps) -> None:
         image_content=image.data["content"],
         weights=weights.data["digest"],
         arguments=arguments(cluster),
-        versions=versions.get(head.name, {}),
+        versions=versions,
         run=steps.run.id,
         at=now(),
     )
     steps.one(record_release, home=facts[head.name].home, release=release)
 
 
-def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, Any]:
+def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, str]:
     """From the old release to the new: nothing slow, nothing that could be checked before."""
     cluster, head, workers = steps.cluster, steps.cluster.head, steps.cluster.workers
     ray = {name: specs[0] for name, specs in wanted.nodes.items()}
@@ -89,14 +88,29 @@ def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, An
     steps.all([call(join_worker, node=node, want=ray[node.name]) for node in workers])
     verified = steps.one(verify_cluster)
     steps.one(serve, want=wanted.nodes[head.name][1])
-    return verified.data or {}
+    return verified.data or {}  # A dry run verifies nothing.
 
 
 def gather(steps: Steps) -> dict[str, NodeFacts]:
-    """The facts of all nodes, read side by side."""
+    """The facts of all nodes, once preflight has found nothing to block on."""
+    told = tell_facts(steps)
+    steps.problems = tuple(steps.one(preflight, facts=told).data)
+    return {name: facts for name, facts in told.items() if isinstance(facts, NodeFacts)}
+
+
+def tell_facts(steps: Steps) -> dict[str, NodeFacts | SparkrailError]:
+    """The facts of all nodes, read side by side; that a node tells none is a finding like others."""
     nodes = steps.cluster.nodes
-    outcomes = steps.all([call(gather_facts, node=node) for node in nodes])
-    return {node.name: outcome.data for node, outcome in zip(nodes, outcomes, strict=True)}
+    results = steps.attempt([call(gather_facts, node=node) for node in nodes])
+    told: dict[str, NodeFacts | SparkrailError] = {}
+    for node, result in zip(nodes, results, strict=True):
+        if isinstance(result, Outcome):
+            told[node.name] = result.data
+        elif isinstance(result, SparkrailError):
+            told[node.name] = result
+        else:
+            raise StepsFailed([(gather_facts.name, node.name, result)])
+    return told
 
 
 def files_of(cluster: Cluster, node: Node, facts: dict[str, NodeFacts]) -> Files:
@@ -114,7 +128,7 @@ def fabric_of(node: Node, facts: dict[str, NodeFacts]) -> Fabric:
 def wanted_of(
     cluster: Cluster, facts: dict[str, NodeFacts], relayed: dict[str, Files], content: str
 ) -> Wanted:
-    """The containers of every node, from what each node was found to be."""
+    """The containers of every node that told its facts."""
     return Wanted(
         nodes={
             node.name: containers(
@@ -126,6 +140,7 @@ def wanted_of(
                 content,
             )
             for node in cluster.nodes
+            if node.name in relayed
         }
     )
 

@@ -3,10 +3,13 @@
 from typing import Any
 
 from prefect import flow
-from tasks.images import ensure_image
 
-from flows.deploy import endpoint_of, files_of, gather, wanted_of
+from flows.deploy import endpoint_of, files_of, tell_facts, wanted_of
 from flows.steps import Steps, as_state, call, conduct
+from tasks.errors import NotReady
+from tasks.facts import NodeFacts
+from tasks.images import ensure_image
+from tasks.preflight import blocking, problems
 from tasks.releases import decide, look_at_containers
 
 
@@ -21,12 +24,25 @@ def status(cluster: str) -> Any:
 
 
 def tell(steps: Steps) -> None:
-    """Each container of each node, then whether the whole is as wanted and answers."""
+    """Each container of each node that answers, then whether the whole is as wanted and answers."""
     cluster = steps.cluster
     steps.endpoint = endpoint_of(cluster)
-    facts = gather(steps)
-    image = steps.one(ensure_image)
-    relayed = {node.name: files_of(cluster, node, facts) for node in cluster.nodes}
-    wanted = wanted_of(cluster, facts, relayed, image.data["content"])
-    steps.all([call(look_at_containers, node=node, wanted=wanted) for node in cluster.nodes])
+    told = tell_facts(steps)
+    steps.problems = tuple(problems(cluster, told))
+    facts = {name: each for name, each in told.items() if isinstance(each, NodeFacts)}
+    nodes = [
+        node
+        for node in cluster.nodes
+        if node.name in facts and facts[node.name].fabric(node.fabric_address)
+    ]
+    if cluster.head in nodes:
+        content = steps.one(ensure_image).data["content"]
+        relayed = {node.name: files_of(cluster, node, facts) for node in nodes}
+        wanted = wanted_of(cluster, facts, relayed, content)
+        steps.all([call(look_at_containers, node=node, wanted=wanted) for node in nodes])
+    if len(nodes) < len(cluster.nodes):
+        raise NotReady(
+            "not every node can be looked at",
+            details="\n".join(map(str, blocking(steps.problems))),
+        )
     steps.one(decide, wanted=wanted)

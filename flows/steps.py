@@ -103,7 +103,7 @@ class Steps:
 
     def all(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run steps side by side, wait for every one of them, then fail naming all that failed."""
-        results = self._results(calls)
+        results = self.attempt(calls)
         failures = [
             (each.task.name, each.node, result)
             for each, result in zip(calls, results, strict=True)
@@ -113,7 +113,8 @@ class Steps:
             raise StepsFailed(failures)
         return [result for result in results if isinstance(result, Outcome)]
 
-    def _results(self, calls: Sequence[Call]) -> list[Result]:
+    def attempt(self, calls: Sequence[Call]) -> list[Result]:
+        """Run steps side by side and wait for every one; failures are results like others."""
         runner: Runner = TaskRuns() if FlowRunContext.get() else Threads(self.again_after)
         started = time.monotonic()
         begun: dict[Any, int] = {}

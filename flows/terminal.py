@@ -2,14 +2,18 @@
 
 import sys
 import threading
+from collections.abc import Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from tasks.preflight import Problem
 from tasks.report import Report, Row
 
+WIDE = 200
 STYLES = {
     "unchanged": "dim",
     "changed": "yellow",
@@ -21,11 +25,17 @@ STYLES = {
 }
 
 
+def _console(file: TextIO) -> Console:
+    # A file or a pager wraps lines by itself; a table cut to 80 columns helps nobody.
+    width = None if file.isatty() else WIDE
+    return Console(file=file, highlight=False, width=width)
+
+
 class Terminal:
     """One line for each step that ends; on a terminal also what is running right now."""
 
     def __init__(self) -> None:
-        self._console = Console(file=sys.stderr, highlight=False)
+        self._console = _console(sys.stderr)
         self._running: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._status: Status | None = None
@@ -58,11 +68,12 @@ class Terminal:
             self._status.update(running or "...")
 
 
-def show(report: Report) -> None:
-    """The tables at the end, on standard output."""
-    console = Console(highlight=False)
-    if report.problems:
-        console.print(_problems(report))
+def show(report: Report, *, every_check: bool = False) -> None:
+    """The tables at the end, on standard output; checks that are ready only where they matter."""
+    console = _console(sys.stdout)
+    problems = [each for each in report.problems if every_check or each.verdict != "ready"]
+    if problems:
+        console.print(_problems(problems))
     if report.steps:
         console.print(_steps(report))
     if report.error:
@@ -86,9 +97,9 @@ def _steps(report: Report) -> Table:
     return table
 
 
-def _problems(report: Report) -> Table:
+def _problems(problems: Sequence[Problem]) -> Table:
     table = Table("node", "check", "verdict", "detail", "remedy", box=None)
-    for row in report.problems:
+    for row in problems:
         table.add_row(
             row.node,
             row.check,

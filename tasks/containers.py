@@ -18,6 +18,7 @@ DIGEST_LABEL = "sparkrail.digest"
 RUN_LABEL = "sparkrail.run"
 SHARES_LABEL = "sparkrail.shares"
 STOP_GRACE = 20
+RAY_GRACE = 1
 NEVER: Any = {"Name": "no"}
 
 
@@ -137,7 +138,8 @@ def remove(client: docker.DockerClient, container: Container) -> None:
         found = client.containers.get(container.id)
         # A kill from outside counts as a crash for docker: without this it may come back.
         found.update(restart_policy=NEVER)
-        found.stop(timeout=STOP_GRACE)
+        # The server may finish what it answers; Ray holds nothing that is worth a wait.
+        found.stop(timeout=STOP_GRACE if container.label(SHARES_LABEL) else RAY_GRACE)
         found.remove(force=True, v=True)
     except NotFound:
         return
@@ -186,8 +188,7 @@ def options(want: ContainerSpec, shared: Any) -> dict[str, Any]:
         ),
     }
     if shared is None:
-        # Ray and vLLM meet by sockets in /tmp: the server beside Ray sees the same folder, and it ends
-
+        # Ray and vLLM meet by sockets in /tmp, which ends with Ray's container.
         return chosen | {
             "ipc_mode": "shareable",
             "shm_size": f"{want.shm_mib}m",

@@ -137,9 +137,9 @@ async def _deploy() -> dict[str, Any]:
     # Imported here: Prefect reads its settings from the environment when it is imported.
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-    from prefect.deployments import run_deployment
+    from prefect.deployments.flow_runs import arun_deployment
 
-    run = await run_deployment(
+    run = await arun_deployment(
         "deploy/on-demand", parameters={"cluster": CLUSTER}, timeout=RUN_SECONDS
     )
     if run.state is None or not run.state.is_completed():
