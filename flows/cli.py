@@ -1,4 +1,4 @@
-"""The command line: `sparkrail check|deploy|status|destroy NAME`."""
+"""The command line: `sparkrail check|deploy|status|destroy|register NAME`."""
 
 import argparse
 import http.client
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         ("deploy", "bring the model up, or leave it alone when nothing has changed"),
         ("status", "tell what runs where against what was asked; changes nothing"),
         ("destroy", "stop everything of ours and take our files away"),
+        ("register", "create or update what Prefect needs to deploy it by itself, and nightly"),
     ):
         command = verbs.add_parser(verb, help=text, description=text, epilog=EPILOG)
         command.add_argument(
@@ -50,14 +51,33 @@ def parser() -> argparse.ArgumentParser:
                 default="if-changed",
                 help="always: start anew even when nothing has changed",
             )
+        if verb == "register":
+            command.add_argument(
+                "--notify",
+                metavar="TYPE/NAME",
+                type=_block,
+                help="a notification block, such as slack-webhook/ops: told when a deploy failed, "
+                "was rolled back, did not start, or works again",
+            )
     return top
+
+
+def _block(text: str) -> str:
+    kind, _, name = text.partition("/")
+    if not kind or not name or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: TYPE/NAME, such as slack-webhook/ops")
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     options = parser().parse_args(argv)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    # As in deployments/prefect.yaml: a run that is silent for longer is taken for dead.
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+    if options.verb == "register":
+        return _register(options)
     try:
         report = _run(options)
     except KeyboardInterrupt:
@@ -75,6 +95,19 @@ def _tell(report: "Report", *, as_json: bool, every_check: bool) -> int:
     else:
         terminal.show(report, every_check=every_check)
     return report.exit_code
+
+
+def _register(options: argparse.Namespace) -> int:
+    from flows import terminal
+    from flows.register import register
+    from flows.registration.changes import as_json
+
+    registration = register(options.cluster, notify=options.notify)
+    if options.json:
+        print(as_json(registration))
+    else:
+        terminal.show_registration(registration)
+    return registration.exit_code
 
 
 def _run(options: argparse.Namespace) -> "Report":
@@ -109,13 +142,27 @@ def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
 
 
 def _through_prefect(flow: Any, cluster: str, chosen: dict[str, Any]) -> "Report":
+    from prefect import tags
+
     from tasks.report import Report
 
-    state = flow(cluster=cluster, **chosen, return_state=True)
+    # From its start: automations know a cluster's runs by their tag.
+    with tags(*_tag(cluster)):
+        state = flow(cluster=cluster, **chosen, return_state=True)
     report = state.result(raise_on_failure=False)
     if not isinstance(report, Report):
         raise SystemExit(f"the flow run ended as {state.name}: {state.message}")
     return report
+
+
+def _tag(cluster: str) -> list[str]:
+    from tasks.errors import InvalidSpec
+    from tasks.inventory import load_cluster
+
+    try:
+        return [f"cluster:{load_cluster(cluster).name}"]
+    except InvalidSpec:  # The run itself tells what is wrong with it.
+        return []
 
 
 def _prefect_api() -> str | None:

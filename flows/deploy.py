@@ -6,6 +6,7 @@ from prefect import flow
 
 from blocks import Cluster, Node
 from flows.steps import Restart, Steps, StepsFailed, as_state, call, conduct
+from tasks import artifacts
 from tasks.converge import Outcome
 from tasks.errors import SparkrailError
 from tasks.facts import NodeFacts, gather_facts
@@ -70,6 +71,8 @@ def bring_up(steps: Steps) -> None:
         at=now(),
     )
     steps.one(record_release, home=facts[head.name].home, release=release)
+    if not steps.run.dry_run:
+        artifacts.show_endpoint(cluster, steps.endpoint)
 
 
 def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, str]:

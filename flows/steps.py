@@ -10,14 +10,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from prefect import Task
+from prefect import Task, tags
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from blocks import Cluster
 from flows.runners import Call, Result, Runner, TaskRuns, Threads, call
-from tasks import locks, remote
+from tasks import artifacts, locks, remote
 from tasks.converge import Outcome, Run, log
 from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
 from tasks.inventory import load_cluster
@@ -176,10 +176,12 @@ def conduct(
     run = Run(id=_run_id(), who=_who(), dry_run=dry_run, restart=restart)
     os.environ[remote.RUN_VARIABLE] = f"{spec.name}/{run.id}"
     steps = Steps(spec, run, LISTENER.get() or Silent())
+    tag = f"cluster:{spec.name}"
+    artifacts.tag_run(tag)
     problem: BaseException | None = None
     try:
         # The lock is freed last: what was cancelled may still be ending what it runs.
-        with locks.released_at_end(spec), remote.cancel_scope():
+        with tags(tag), locks.released_at_end(spec), remote.cancel_scope():
             body(steps)
     except SparkrailError as error:
         problem = error

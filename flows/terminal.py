@@ -10,6 +10,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from flows.registration.changes import Registration
 from tasks.preflight import Problem
 from tasks.report import Report, Row
 
@@ -22,6 +23,10 @@ STYLES = {
     "ready": "dim",
     "slow": "yellow",
     "blocked": "bold red",
+    "created": "yellow",
+    "updated": "yellow",
+    "removed": "yellow",
+    "left": "dim",
 }
 
 
@@ -82,6 +87,25 @@ def show(report: Report, *, every_check: bool = False) -> None:
     if report.endpoint and report.state == "completed":
         summary += f", endpoint {report.endpoint}"
     console.print(summary)
+
+
+def show_registration(registration: Registration) -> None:
+    """What was made of each object, on standard output."""
+    console = _console(sys.stdout)
+    table = Table("object", "name", "outcome", "detail", box=None)
+    for change in registration.objects:
+        outcome = Text(change.outcome, style=STYLES[change.outcome])
+        table.add_row(change.kind, change.name, outcome, Text(change.detail))
+    if registration.objects:
+        console.print(table)
+    for warning in registration.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    if registration.error:
+        console.print(Text(registration.error, style="bold red"))
+    console.print(
+        f"{registration.cluster}: {registration.state}, {registration.outcome}, "
+        f"{registration.seconds:.1f} s"
+    )
 
 
 def _steps(report: Report) -> Table:

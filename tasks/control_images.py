@@ -10,12 +10,11 @@ from typing import IO, Any
 from blocks import Cluster, Node
 from tasks import remote
 from tasks.errors import Cancelled, CommandTimedOut, NodeUnreachable, SparkrailError
-from tasks.image_streams import Moved, deadline, problem, save_command
+from tasks.image_streams import STEP, Moved, deadline, problem, save_command
 from tasks.remote import Stream, connect
-from tasks.transfers import log_progress
+from tasks.transfers import Progress
 
 BLOCK = 1 << 18
-EVERY = 10.0
 
 
 def control_image(name: str) -> Any:
@@ -50,14 +49,15 @@ def _local_docker(*arguments: str) -> str:
 def send_from_control(cluster: Cluster, name: str, size: int) -> Moved:
     """Through our one connection: the control machine's `docker save` into the head's load."""
     head = connect(cluster, cluster.head)
-    with tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as stderr, Progress(STEP, cluster, cluster.head, size) as bar:
         source = subprocess.Popen(
             save_command(name), bufsize=0, stdout=subprocess.PIPE, stderr=stderr
         )
         try:
             with head.start(("docker", "load"), shown="docker load") as sink:
                 assert source.stdout is not None
-                moved = _Uplink(cluster.head, sink, deadline(size)).move(source, source.stdout)
+                uplink = _Uplink(cluster.head, sink, deadline(size), bar)
+                moved = uplink.move(source, source.stdout)
         finally:
             source.kill()
             source.wait()
@@ -65,21 +65,22 @@ def send_from_control(cluster: Cluster, name: str, size: int) -> Moved:
         moved = moved.model_copy(
             update={"source_said": stderr.read()[-2000:].decode(errors="replace").strip()}
         )
-    failed = problem("control", cluster.head, moved, None)
-    if failed:
-        raise failed
+        failed = problem("control", cluster.head, moved, None)
+        if failed:
+            raise failed
+        bar.finished(moved.bytes)
     return moved
 
 
 class _Uplink:
     """Feeds a command on the head from a local one, block by block."""
 
-    def __init__(self, head: Node, sink: Stream, timeout: float) -> None:
+    def __init__(self, head: Node, sink: Stream, timeout: float, progress: Progress) -> None:
         self.head = head
         self.sink = sink
         self.began = time.monotonic()
         self.deadline = self.began + timeout
-        self.told = self.began
+        self.progress = progress
         self.bytes = 0
         sink.settimeout(remote.POLL)
 
@@ -150,6 +151,4 @@ class _Uplink:
             raise CommandTimedOut(
                 f"still running after {now - self.began:.0f} s: docker load", node=self.head.name
             )
-        if now - self.told >= EVERY:
-            self.told = now
-            log_progress("sending image", self.head, self.bytes, 0)
+        self.progress.told(self.bytes)

@@ -104,7 +104,9 @@ def _request(
         return response.status, response.read()
     except (OSError, EOFError, http.client.HTTPException) as error:
         remote.run(("true",), timeout=30)  # Raises when it is the node that is silent.
-        raise Silent(f"{path}: {error or 'no answer'}", node=remote.node.name) from error
+        late = isinstance(error, TimeoutError)
+        said = f"no answer within {timeout:g} s" if late else str(error) or "no answer"
+        raise Silent(f"{path}: {said}", node=remote.node.name) from error
     finally:
         connection.close()
         stream.close()

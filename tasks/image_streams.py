@@ -9,8 +9,9 @@ from blocks import Cluster, Node
 from tasks.errors import CommandFailed, NodeUnreachable, SparkrailError
 from tasks.programs import run_program
 from tasks.remote import connect
-from tasks.transfers import SSH_FAILED, log_progress, ssh_command, ssh_failed, target
+from tasks.transfers import SSH_FAILED, Progress, ssh_command, ssh_failed, target
 
+STEP = "image transfer"
 STALL = 120.0
 SLOWEST = 10_000_000  # Bytes a second.
 # An engine with the containerd store may save an index that names platforms it never pulled.
@@ -90,16 +91,20 @@ def _load_remedy(node: Node, moved: Moved) -> str:
 
 def send_from_head(cluster: Cluster, worker: Node, name: str, platform: str, size: int) -> Moved:
     """Straight from the head's engine to the worker's, over the fabric."""
-    moved = _pipe(cluster, worker, save_command(name), size)
-    if LACKS_PLATFORM.search(f"{moved.source_said}\n{moved.sink_said}"):
-        moved = _pipe(cluster, worker, save_command(name, platform), size)
-    failed = problem(cluster.head.name, worker, moved, cluster)
-    if failed:
-        raise failed
+    with Progress(STEP, cluster, worker, size) as progress:
+        moved = _pipe(cluster, worker, save_command(name), size, progress)
+        if LACKS_PLATFORM.search(f"{moved.source_said}\n{moved.sink_said}"):
+            moved = _pipe(cluster, worker, save_command(name, platform), size, progress)
+        failed = problem(cluster.head.name, worker, moved, cluster)
+        if failed:
+            raise failed
+        progress.finished(moved.bytes)
     return moved
 
 
-def _pipe(cluster: Cluster, worker: Node, save: list[str], size: int) -> Moved:
+def _pipe(
+    cluster: Cluster, worker: Node, save: list[str], size: int, progress: Progress
+) -> Moved:
     said = run_program(
         connect(cluster, cluster.head),
         "stream",
@@ -107,7 +112,7 @@ def _pipe(cluster: Cluster, worker: Node, save: list[str], size: int) -> Moved:
         json.dumps(load_command(worker)),
         f"{STALL:g}",
         timeout=deadline(size),
-        on_progress=lambda now: log_progress("sending image", worker, now["bytes"], 0),
+        on_progress=lambda now: progress.told(now["bytes"]),
     )
     return Moved.model_validate(said)
 

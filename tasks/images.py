@@ -16,10 +16,9 @@ from tasks.control_images import control_image, send_from_control
 from tasks.converge import Outcome, Run, converge, log, step
 from tasks.engines import engine
 from tasks.errors import SparkrailError
-from tasks.image_streams import send_from_head
+from tasks.image_streams import STEP, send_from_head
 from tasks.transfers import amount, rate
 
-STEP = "image transfer"
 # What makes containers of an image behave as they do. Other fields of the config differ between
 # engines: 20.10 adds the fields of containers, 29 leaves out empty ones.
 CONFIG = (

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from blocks import Cluster, Node
-from tasks import containers
+from tasks import artifacts, containers
 from tasks.containers import log_tail
 from tasks.converge import Gone, Outcome, Ready, Run, Waiting, converge, step, wait_until
 from tasks.engines import engine
@@ -135,6 +135,26 @@ def versions(member: Member) -> dict[str, str]:
     return {"python": member.python, "ray": member.ray, "vllm": member.vllm}
 
 
+def node_rows(
+    cluster: Cluster, nodes: Sequence[RayNode], members: Mapping[str, Member]
+) -> list[dict[str, Any]]:
+    """The table of the verified nodes, for people."""
+    gpus = {each.address: each.gpus for each in nodes if each.alive}
+    return [
+        {
+            "node": node.name,
+            "role": "head" if node == cluster.head else "worker",
+            "address": node.fabric_address,
+            "interface": members[node.name].raylets[0].GLOO_SOCKET_IFNAME,
+            "GPUs": f"{gpus[node.fabric_address]:g}",
+            "Ray": members[node.name].ray,
+            "Python": members[node.name].python,
+            "vLLM": members[node.name].vllm,
+        }
+        for node in cluster.nodes
+    ]
+
+
 def observe_ray(cluster: Cluster, node: Node, timeout: float) -> list[RayNode]:
     """Ray's node table, as the head's container sees it; settled, or as it is at the deadline."""
     addresses = ",".join(each.fabric_address for each in cluster.nodes)
@@ -187,14 +207,15 @@ def ensure_ray(cluster: Cluster, node: Node, run: Run, want: ContainerSpec, name
             wait_until(
                 name,
                 node.name,
-                lambda: _started(client, want.name),
+                lambda: judge_start(client, want.name),
                 timeout=timeout,
                 details=lambda: log_tail(client, want.name),
             )
     return outcome
 
 
-def _started(client: Any, name: str) -> Ready | Waiting | Gone:
+def judge_start(client: Any, name: str) -> Ready | Waiting | Gone:
+    """One look at a Ray container that starts."""
     container = containers.observe(client, (name,)).get(name)
     log = ANSI.sub("", log_tail(client, name, 200))
     if container is None or not container.running:
@@ -244,6 +265,7 @@ def verify_cluster(cluster: Cluster, node: Node, run: Run) -> Outcome:
             f"{registered}",
             remedy=f"See docker logs {ray_container(cluster)} on the node that is named.",
         )
+    artifacts.show_nodes(cluster, node_rows(cluster, nodes, members))
     return Outcome(
         step=name,
         node=node.name,

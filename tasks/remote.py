@@ -80,14 +80,15 @@ exec 3<&0 4>&2 2>/dev/null
 
 TALKING = "echo {mark}\nexec {command}"
 
-# $1 the path, $2 the name aside, $3 the mode, $4 the digest. -T: a folder of that name is an error.
+# $1 the path, $2 the name aside, $3 the mode, $4 the digest, $5 the size. The end of its input ends
+# it: SIGTERM could end the rm instead. -T: a folder of that name is an error.
 PUT_DAMAGED = 9
 PUT = f"""\
+trap '' TERM
 trap 'rm -f -- "$2"' EXIT
-trap 'exit 1' TERM
 umask 077
 mkdir -p -- "$(dirname -- "$1")" && cat >"$2" && chmod -- "$3" "$2" || exit 1
-[ "$(sha256sum <"$2")" = "$4  -" ] || exit {PUT_DAMAGED}
+[ "$(wc -c <"$2")" -eq "$5" ] && [ "$(sha256sum <"$2")" = "$4  -" ] || exit {PUT_DAMAGED}
 mv -fT -- "$2" "$1\""""
 
 # paramiko logs every failed login as a stack trace; our errors tell it once, in words.
@@ -236,8 +237,14 @@ class Remote:
         """Write a file whole or not at all: aside, checked, then renamed over the old one."""
         aside = f"{path}.{secrets.token_hex(4)}.tmp"
         digest = hashlib.sha256(content).hexdigest()
-        argv = ("sh", "-c", PUT, "sh", path, aside, f"{mode:o}", digest)
-        if self.run(argv, stdin=content, ok=(0, PUT_DAMAGED), timeout=120).code == PUT_DAMAGED:
+        argv = ("sh", "-c", PUT, "sh", path, aside, f"{mode:o}", digest, str(len(content)))
+        try:
+            code = self.run(argv, stdin=content, ok=(0, PUT_DAMAGED), timeout=120).code
+        except CommandFailed as error:
+            raise CommandFailed(
+                f"cannot write {path}", node=self.node.name, details=error.details
+            ) from error
+        if code == PUT_DAMAGED:
             raise CommandFailed(
                 f"{path}: what arrived is not what was sent",
                 node=self.node.name,

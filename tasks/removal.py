@@ -14,6 +14,16 @@ from tasks.remote import Remote, connect
 from tasks.topology import serve_container
 
 
+# The lock's own folder is not counted: its holder takes that away when this run ends.
+LOOK = """\
+folder=$HOME/.sparkrail/$1
+[ ! -d "$folder" ] || [ "$(ls -A -- "$folder")" = lock ] || echo "$folder\""""
+REMOVE = """\
+find "$1" -mindepth 1 -maxdepth 1 ! -name lock -exec rm -rf -- {} +
+rmdir --ignore-fail-on-non-empty -- "$1" && [ -e "$1" ] ||
+    rmdir --ignore-fail-on-non-empty -- "$(dirname -- "$1")\""""
+
+
 class Left(BaseModel, frozen=True):
     """What there still is of a cluster on a node."""
 
@@ -23,7 +33,7 @@ class Left(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class RemoveFolder:
-    """Take away the cluster's folder: launch script, variables, record, lock."""
+    """Take away what is in the cluster's folder: launch script, variables, record."""
 
     path: str
 
@@ -56,7 +66,7 @@ def remove_all(cluster: Cluster, node: Node, run: Run) -> Outcome:
 
         def act(step: Remove | RemoveFolder) -> None:
             if isinstance(step, RemoveFolder):
-                remote.run(("rm", "-rf", "--", step.path))
+                remote.run(("sh", "-ec", REMOVE, "sh", step.path))
             else:
                 containers.remove(client, step.container)
 
@@ -66,5 +76,4 @@ def remove_all(cluster: Cluster, node: Node, run: Run) -> Outcome:
 
 
 def _folder(remote: Remote, cluster: Cluster) -> str:
-    script = '[ ! -e "$HOME/.sparkrail/$1" ] || echo "$HOME/.sparkrail/$1"'
-    return remote.run(("sh", "-c", script, "sh", cluster.name)).stdout.strip()
+    return remote.run(("sh", "-c", LOOK, "sh", cluster.name)).stdout.strip()

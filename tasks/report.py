@@ -1,16 +1,13 @@
 """What a run did, as one document: for people, for `--json`, and for the Prefect UI."""
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from prefect.artifacts import create_markdown_artifact
-from prefect.context import FlowRunContext
 from pydantic import BaseModel, Field
 
-from tasks.converge import log
+from tasks import artifacts
 from tasks.preflight import Problem
 
 
@@ -100,21 +97,7 @@ def _longest_run_of_backticks(text: str) -> int:
 
 
 def publish(report: Report) -> None:
-    """Put the report on the flow run's page; without an API it is simply not there."""
-    if FlowRunContext.get() is None:
-        return
-    with _never_fatal("the report"):
-        create_markdown_artifact(
-            key=f"report-{report.cluster}",
-            markdown=as_markdown(report),
-            description=f"{report.cluster}: {report.state}, {report.outcome}",
-        )
-
-
-@contextlib.contextmanager
-def _never_fatal(what: str) -> Iterator[None]:
-    """A Prefect server that is away must not end a deploy that is otherwise fine."""
-    try:
-        yield
-    except Exception as error:  # Whatever the API client raises.
-        log.warning("%s could not be published: %s", what, error)
+    """Put the report on the flow run's page; the last thing that a run publishes."""
+    title = f"{report.cluster}: {report.state}, {report.outcome}"
+    artifacts.show_report(report.cluster, as_markdown(report), title)
+    artifacts.drain()

@@ -29,16 +29,16 @@ def _load(name: str) -> Secrets:
         ) from error
     assert isinstance(block, EngineSecrets)
     environment = dict(block.environment.get_secret_value()) if block.environment else {}
+    check_names(name, environment)
     if block.hub_token:
         environment["HF_TOKEN"] = block.hub_token.get_secret_value()
-    _check_names(name, environment)
     return Secrets(
         api_key=block.api_key.get_secret_value() if block.api_key else "",
         environment={name: str(value) for name, value in environment.items()},
     )
 
 
-def _check_names(block: str, environment: Mapping[str, object]) -> None:
+def check_names(block: str, environment: Mapping[str, object]) -> None:
     """The rules of the spec's own variables; values are never shown."""
     problems = []
     for name in environment:

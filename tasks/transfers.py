@@ -2,8 +2,12 @@
 
 import logging
 import re
+import time
+from collections.abc import Callable
+from types import TracebackType
 
 from blocks import Cluster, Node
+from tasks.artifacts import Bar
 from tasks.errors import HostKeyRefused, LoginRefused, NodeUnreachable, SparkrailError
 
 SSH_OPTIONS = (
@@ -20,6 +24,8 @@ SSH_SAID = re.compile(
     r"|^(Connection|Timeout, server|client_loop:|Received disconnect) ",
     re.MULTILINE,
 )
+LOG_EVERY = 10.0
+SHOW_EVERY = 1.0
 log = logging.getLogger("sparkrail")
 
 
@@ -96,5 +102,63 @@ def rate(size: float, seconds: float) -> str:
 
 
 def log_progress(what: str, node: Node, done: int, of: int) -> None:
-    share = f" of {amount(of)} ({done / of:.0%})" if of >= done > 0 else ""
-    log.info("%s on %s: %s%s", what, node.name, amount(done), share)
+    log.info("%s on %s: %s", what, node.name, share(done, of))
+
+
+def share(done: int, of: int) -> str:
+    """How much of how much; where more came than was thought, only how much."""
+    return amount(done) + (f" of {amount(of)} ({done / of:.0%})" if of >= done > 0 else "")
+
+
+class Progress:
+    """Around a transfer: a line in the log now and then, and a bar in the Prefect UI."""
+
+    def __init__(
+        self,
+        step: str,
+        cluster: Cluster,
+        node: Node,
+        of: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bar = Bar(f"{step.replace(' ', '-')}-{cluster.name}-{node.name}")
+        self._step = step
+        self._node = node
+        self._of = of
+        self._clock = clock
+        self._began = self._logged = self._shown = clock()
+        self._done = self._seen = 0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def told(self, done: int) -> None:
+        """So many bytes have gone; to be called as often as one likes."""
+        self._done = done
+        now = self._clock()
+        if now - self._shown >= SHOW_EVERY:
+            speed = max(0, done - self._seen) / (now - self._shown)
+            self._show(f"{share(done, self._of)} at {amount(speed)}/s")
+            self._shown, self._seen = now, done
+        if now - self._logged >= LOG_EVERY:
+            self._logged = now
+            log_progress(self._step, self._node, done, self._of)
+
+    def finished(self, size: int) -> None:
+        """All has arrived."""
+        seconds = self._clock() - self._began
+        self._done = self._of = size
+        self._show(f"{rate(size, seconds)}, in {seconds:.0f} s")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._show(f"stopped after {share(self._done, self._of)}")
+
+    def _show(self, text: str) -> None:
+        percent = min(100.0, 100 * self._done / self._of) if self._of else 0.0
+        self._bar.show(round(percent, 1), f"{self._step} to {self._node.name}: {text}")

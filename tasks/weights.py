@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from functools import partial
 
 from blocks import Cluster, Node
@@ -11,14 +10,13 @@ from tasks.errors import CommandFailed, SparkrailError
 from tasks.manifests import SHOWN, Manifest, Send, extra_weights, listed, plan, problems
 from tasks.programs import run_program
 from tasks.remote import connect
-from tasks.transfers import log_progress, rate
+from tasks.transfers import Progress, log_progress, rate
 from tasks.weight_streams import disk_full, ownership, rsync_command, rsync_failed
 
 STEP = "weights sync"
 READ_TIMEOUT = 4 * 3600.0
 SLOWEST = 5_000_000  # Bytes a second; a link that is slower than this is broken.
 PROGRESS = re.compile(r"([\d,]+) +\d+% ")
-EVERY = 10.0
 ANY_EXIT = range(256)
 
 
@@ -99,15 +97,17 @@ class _Sender:
     def send(self, what: Send) -> None:
         began = time.monotonic()
         self._make_folder()
-        result = connect(self.cluster, self.cluster.head).run(
-            rsync_command(self.cluster, self.worker),
-            stdin="".join(f"{path}\0" for path in what.paths).encode(),
-            timeout=900 + what.size / SLOWEST,
-            ok=ANY_EXIT,
-            on_output=_progress(self.worker, what.size),
-        )
-        if result.code != 0:
-            raise rsync_failed(self.cluster, self.worker, result)
+        with Progress(STEP, self.cluster, self.worker, what.size) as progress:
+            result = connect(self.cluster, self.cluster.head).run(
+                rsync_command(self.cluster, self.worker),
+                stdin="".join(f"{path}\0" for path in what.paths).encode(),
+                timeout=900 + what.size / SLOWEST,
+                ok=ANY_EXIT,
+                on_output=partial(_tell, progress),
+            )
+            if result.code != 0:
+                raise rsync_failed(self.cluster, self.worker, result)
+            progress.finished(what.size)
         self._refuse_changed_source()
         self.sent = (
             f"sent {len(what.paths)} of {what.of} files, "
@@ -138,15 +138,8 @@ class _Sender:
             )
 
 
-def _progress(worker: Node, size: int) -> Callable[[str], None]:
-    """rsync tells its progress many times a second; the log gets a line every ten seconds."""
-    told = time.monotonic()
-
-    def take(text: str) -> None:
-        nonlocal told
-        found = PROGRESS.findall(text)
-        if found and time.monotonic() - told >= EVERY:
-            told = time.monotonic()
-            log_progress("sending weights", worker, int(found[-1].replace(",", "")), size)
-
-    return take
+def _tell(progress: Progress, said: str) -> None:
+    """What rsync says of its progress."""
+    found = PROGRESS.findall(said)
+    if found:
+        progress.told(int(found[-1].replace(",", "")))

@@ -27,25 +27,40 @@ def main(folder: str, owner: str, silence: str) -> None:
     write(owner_file, {**json.loads(owner), "since": time.time(), "pid": os.getpid()})
     say({"held": True, "left": left})
     answer_beats(float(silence), owner_file)
-    with contextlib.suppress(FileNotFoundError):  # `destroy` takes the whole folder away.
-        os.unlink(owner_file)
+    give_back(folder, guard)
 
 
 def take(folder: str) -> "int | None":
     """The open file that is our lock; None when another process has it."""
     path = os.path.join(folder, "held")
     while True:
-        os.makedirs(folder, exist_ok=True)
-        guard = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            guard = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # Another run has just given the folder back.
+            continue
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        # `destroy` may have removed it since we opened it: such a lock would keep nobody out.
+        # It may have been given back since we opened it: such a lock would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(guard), os.stat(path)):
                 return guard
         os.close(guard)
+
+
+def give_back(folder: str, guard: int) -> None:
+    """Leave nothing behind that we made, up to ~/.sparkrail where that holds nothing else."""
+    path = os.path.join(folder, "held")
+    # Nothing there, or what is no longer empty, is no error; and another run's lock is not ours.
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(guard), os.stat(path)):
+            os.unlink(os.path.join(folder, "owner.json"))
+            os.unlink(path)
+            for _ in range(3):
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
 
 
 def answer_beats(silence: float, owner_file: str) -> None:

@@ -1,8 +1,8 @@
 """Pipes one command's output into another, and tells how both ended.
 
 Relayed to the node; standard library only. Arguments: both commands as JSON lists, and the seconds
-without a byte after which both are ended. Tells its progress every ten seconds, and last how it
-went, each in a line of JSON. A shell's pipe would tell the second exit code only.
+without a byte after which both are ended. Tells its progress every second, and last how it went,
+each in a line of JSON. A shell's pipe would tell the second exit code only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 BLOCK = 1 << 20
-EVERY = 10.0
+EVERY = 1.0
 
 
 class Side:

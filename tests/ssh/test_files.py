@@ -78,6 +78,7 @@ def test_a_full_disk_leaves_the_old_file(head: Remote, tiny_disk: Path) -> None:
     path.write_text("old")
     with pytest.raises(CommandFailed) as caught:
         head.put(str(path), b"x" * 1_000_000)
+    assert str(caught.value).startswith(f"head: cannot write {path}\n")
     assert "No space left on device" in str(caught.value)
     assert path.read_text() == "old"
     assert names(tiny_disk) == ["file"]

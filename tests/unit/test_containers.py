@@ -276,13 +276,22 @@ def test_ours_is_not_refused() -> None:
 # --- acting -------------------------------------------------------------------------------------
 
 
-def test_a_container_is_told_not_to_come_back_before_it_is_stopped() -> None:
+@pytest.mark.parametrize(
+    ("want", "grace"),
+    [
+        pytest.param(SERVE, 20, id="the server may end what it answers"),
+        pytest.param(RAY, 1, id="Ray has nothing to end"),
+    ],
+)
+def test_a_container_is_told_not_to_come_back_before_it_is_stopped(
+    want: ContainerSpec, grace: int
+) -> None:
     docker = client()
-    remove_container(docker, container(RAY))
+    remove_container(docker, container(want))
     assert docker.did == [
         "get ray-id",
         "update no",
-        "stop 20",
+        f"stop {grace}",
         "remove {'force': True, 'v': True}",
     ]
 

@@ -88,6 +88,16 @@ def test_it_is_free_when_its_input_ends(take: Take) -> None:
     assert take("run-2").answer == {"held": True, "left": None}
 
 
+def test_nothing_of_it_is_left(take: Take, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "releases.json").touch()
+    assert take().end() == 0
+    assert list((tmp_path / "state").iterdir()) == [tmp_path / "state" / "releases.json"]
+    (tmp_path / "state" / "releases.json").unlink()
+    assert take().end() == 0
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_run_that_was_killed_is_named_to_the_next(take: Take) -> None:
     first = take("run-1")
     first.process.send_signal(signal.SIGKILL)
@@ -128,15 +138,18 @@ def test_it_ends_when_nobody_reads_its_answers(take: Take) -> None:
     assert holder.process.wait(10) == 0
 
 
-def test_destroy_may_take_the_folder_away_while_it_is_held(take: Take, tmp_path: Path) -> None:
+def test_the_folder_may_be_taken_away_while_it_is_held(take: Take, tmp_path: Path) -> None:
     first = take("run-1")
     folder = tmp_path / "state" / "lock"
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
     assert first.beat() == b"."
+    second = take("run-2")
+    assert second.answer == {"held": True, "left": None}
     assert first.end() == 0
-    assert take("run-2").answer == {"held": True, "left": None}
+    assert take("run-3").answer["held"] is False
+    assert second.end() == 0
 
 
 @pytest.mark.parametrize(

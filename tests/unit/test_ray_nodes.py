@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.converge import Gone, Ready, Waiting
 from tasks.errors import CommandFailed
+from tasks.failures import find_failure
 from tasks.ray_nodes import (
     Member,
     Raylet,
     RayNode,
+    judge_start,
     member_problems,
     membership_problems,
     parse_member,
@@ -195,6 +199,65 @@ def test_other_words_are_an_error_that_shows_them(text: str) -> None:
     assert caught.value.details == text
     with pytest.raises(CommandFailed, match="something else than its versions"):
         parse_member(text)
+
+
+# --- the start of a Ray container ---------------------------------------------------------------
+
+LOG = (Path(__file__).parent / "data" / "ray" / "head-start-2.60.0.txt").read_text()
+NAME = "sparkrail-sparks-ray"
+REFUSED = """\
+ray start: Ray is starting
+ConnectionError: Ray is trying to start at 10.77.0.1:6379, but is already running
+"""
+
+
+class Docker:
+    """A docker client that knows one container and its log."""
+
+    def __init__(self, state: str | None, log: str) -> None:
+        self.api, self._state, self._log = self, state, log
+
+    def containers(self, *, all: bool) -> list[dict[str, Any]]:
+        assert all
+        return [{"Id": "1", "Names": [f"/{NAME}"], "State": self._state}] if self._state else []
+
+    def logs(self, name: str, *, tail: int) -> bytes:
+        assert (name, tail) == (NAME, 200)
+        return self._log.encode()
+
+
+@pytest.mark.parametrize(
+    ("client", "found"),
+    [
+        pytest.param(Docker("running", LOG), Ready(), id="up, in Ray's colours"),
+        pytest.param(
+            Docker("running", LOG.splitlines()[0]),
+            Waiting("ray start has not come to its end"),
+            id="starting",
+        ),
+        pytest.param(
+            Docker("exited", REFUSED),
+            Gone("its container is exited", details=REFUSED.strip()),
+            id="ended",
+        ),
+        pytest.param(
+            Docker("exited", "OSError: [Errno 98] Address already in use\n"),
+            Gone(
+                "its container is exited: another process listens on the port",
+                details="OSError: [Errno 98] Address already in use",
+                remedy="End it, or set another serve.port; sparkrail check names the owner.",
+            ),
+            id="ended for a known reason",
+        ),
+        pytest.param(Docker(None, ""), Gone("its container is gone"), id="removed"),
+    ],
+)
+def test_whether_ray_has_started(client: Docker, found: Ready | Waiting | Gone) -> None:
+    assert judge_start(client, NAME) == found
+
+
+def test_a_healthy_ray_log_holds_no_failure() -> None:
+    assert find_failure(LOG) is None
 
 
 def test_parse_member() -> None:

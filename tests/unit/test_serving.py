@@ -1,6 +1,7 @@
 """The server's start: when it is ready, when to wait, and when waiting is over."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tasks.serving import plan_stop, probe, progress_of
 from tests.unit.http_server import COMPLETION, MODELS
 from tests.unit.specs import spec
 
+HEALTHY = (Path(__file__).parent / "data" / "vllm" / "healthy-start-0.32.0.txt").read_text()
 RAY, SERVE = "sparkrail-sparks-ray", "sparkrail-sparks-serve"
 HINT = f"Its whole log: docker logs {SERVE} on the head."
 
@@ -199,6 +201,16 @@ def test_a_start_without_progress_is_given_up_although_we_keep_asking() -> None:
         "head: vLLM serve: not ready after 1200 s without progress: /health: nothing listens on "
         "127.0.0.1:8000"
     )
+
+
+def test_a_real_server_that_only_answers_makes_no_progress() -> None:
+    lines = HEALTHY.splitlines()
+    up = next(at for at, line in enumerate(lines) if "Application startup complete." in line)
+    started = "\n".join(lines[: up + 1])
+    # Ray passes on once more what its ranks said; that comes late, and ends.
+    afterwards = "\n".join(line for line in lines[up + 1 :] if "RayWorkerProc" not in line)
+    assert len(progress_of(started)) > 50
+    assert progress_of(afterwards) == ()
 
 
 def container(name: str) -> Container:

@@ -1,0 +1,1 @@
+"""What `sparkrail register` keeps on a Prefect server, object by object."""

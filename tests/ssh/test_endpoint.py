@@ -1,0 +1,78 @@
+"""Questions to a server through the tunnel of a real SSH connection."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blocks import Cluster
+from tasks import endpoint
+from tasks.endpoint import Ask, Silent, check_answers
+from tasks.errors import LoginRefused, NodeUnreachable
+from tests.ssh.conftest import Start
+from tests.ssh.sshd import Sshd, free_port, spec
+from tests.unit.http_server import HANG, HEALTHY, Server, serving
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(HEALTHY) as found:
+        yield found
+
+
+def asker(cluster: Cluster, port: int) -> Ask:
+    serve = cluster.serve.model_copy(update={"port": port})
+    return endpoint.asker(cluster.model_copy(update={"serve": serve}), "sk-1")
+
+
+def test_a_real_answer_through_the_head(cluster: Cluster, server: Server) -> None:
+    answer = check_answers(asker(cluster, server.port), "tiny")
+    assert (answer.text, answer.tokens) == (" jumps over", 4)
+    assert [path for path, _, _ in server.asked] == ["/health", "/v1/models", "/v1/completions"]
+    assert {headers["Authorization"] for _, _, headers in server.asked} == {"Bearer sk-1"}
+
+
+def test_an_answer_longer_than_a_packet(cluster: Cluster) -> None:
+    page = b"x" * 3_000_000
+    with serving({"/health": (500, page)}) as big:
+        assert asker(cluster, big.port)("GET", "/health", None, 10) == (500, page)
+
+
+def test_nothing_listens_there(cluster: Cluster) -> None:
+    port = free_port()
+    with pytest.raises(Silent) as caught:
+        check_answers(asker(cluster, port), "tiny")
+    assert str(caught.value) == f"head: /health: nothing listens on 127.0.0.1:{port}"
+
+
+def test_a_completion_that_hangs(cluster: Cluster) -> None:
+    with serving(HEALTHY | {"/v1/completions": HANG}) as stuck, pytest.raises(Silent) as caught:
+        check_answers(asker(cluster, stuck.port), "tiny", timeout=0.3)
+    assert str(caught.value) == "head: /v1/completions: no answer within 0.3 s"
+
+
+def alone(node: Sshd, tmp_path: Path, login_key: Path) -> Cluster:
+    known = tmp_path / "known_hosts_of_one"
+    known.write_text(node.known)
+    return spec(node.place("head"), None, known_hosts=known, key_file=login_key)
+
+
+def test_a_head_that_is_gone_is_not_a_server_that_is_silent(
+    start: Start, tmp_path: Path, login_key: Path, server: Server
+) -> None:
+    node = start()
+    ask = asker(alone(node, tmp_path, login_key), server.port)
+    assert check_answers(ask, "tiny").tokens == 4
+    node.stop()
+    with pytest.raises(NodeUnreachable):
+        check_answers(ask, "tiny")
+
+
+def test_a_head_without_tunnels_says_which_setting(
+    start: Start, tmp_path: Path, login_key: Path, server: Server
+) -> None:
+    node = start("AllowTcpForwarding no")
+    ask = asker(alone(node, tmp_path, login_key), server.port)
+    with pytest.raises(LoginRefused) as caught:
+        check_answers(ask, "tiny")
+    assert "Set AllowTcpForwarding yes" in caught.value.remedy
