@@ -163,7 +163,7 @@ def _cron(value: str) -> str:
     # Imported here: only a spec with a schedule waits for it.
     from prefect.client.schemas.schedules import CronSchedule
 
-    # With six fields, the scheduler would take the last for seconds; with names, for who knows what.
+    # The scheduler would take a sixth field for seconds.
     if len(value.split()) == 5:
         try:
             CronSchedule(cron=value)

@@ -5,6 +5,7 @@ from typing import Any
 from prefect import flow
 
 from blocks import Cluster, Node
+from flows.skip import skipped
 from flows.steps import Restart, Steps, StepsFailed, as_state, call, conduct
 from tasks import artifacts
 from tasks.converge import Outcome
@@ -32,6 +33,8 @@ def deploy(cluster: str, dry_run: bool = False, restart: Restart = "if-changed")
         dry_run: Say what would be done, and change nothing.
         restart: if-changed leaves a healthy, equal release alone; always starts it anew.
     """
+    if unwanted := skipped():
+        return unwanted
     return as_state(conduct(cluster, bring_up, dry_run=dry_run, restart=restart))
 
 

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,9 @@ from tasks.node_facts import (
     parse_docker,
     parse_facts,
 )
+from tasks.peers import observe_peers
 from tasks.remote import Remote, connect
+from tasks.weights import glance
 
 __all__ = ["DockerFacts", "Interface", "NodeFacts", "gather_facts", "observe_facts", "parse_facts"]
 
@@ -33,6 +35,21 @@ PROGRAM = (Path(__file__).parent / "relayed" / "facts.py").read_bytes()
 PROGRAMS = ("rsync", "ssh", "docker", "nvidia-container-runtime-hook")
 PROGRAM_TIMEOUT = 10  # Seconds for nvidia-smi, which hangs when the driver does.
 DOCKER_TIMEOUT = 15
+# What of a model's config.json tells whether it fits.
+CONFIG = (
+    "model_type",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "max_position_embeddings",
+    "dtype",
+    "torch_dtype",
+    "kv_lora_rank",
+    "sliding_window",
+    "layer_types",
+)
 
 
 def arguments(cluster: Cluster, *more: str) -> str:
@@ -42,6 +59,7 @@ def arguments(cluster: Cluster, *more: str) -> str:
         {
             "paths": list(paths),
             "model": cluster.model.path,
+            "config": CONFIG,
             "programs": PROGRAMS,
             "timeout": PROGRAM_TIMEOUT,
         }
@@ -123,8 +141,14 @@ def summary(node: Node, facts: NodeFacts) -> str:
 
 @step("facts")
 def gather_facts(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: ARG001 - as every step
-    """Everything that the later steps decide on, in one round trip."""
-    facts = observe_facts(cluster, node)
+    """Everything that the later steps decide on, all asked at once."""
+    remote = connect(cluster, node)
+    with ThreadPoolExecutor(3) as pool:
+        machine = pool.submit(observe_facts, cluster, node)
+        weights = pool.submit(glance, cluster, node)
+        peers = pool.submit(observe_peers, cluster, node, remote)
+    found = {"weights": weights.result(), "peers": peers.result()}
+    facts = machine.result().model_copy(update=found)
     return Outcome(
         step="facts",
         node=node.name,

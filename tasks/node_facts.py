@@ -8,6 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.containers import Container, parse_container
 from tasks.errors import CommandFailed
+from tasks.images import image_content
+from tasks.manifests import Manifest
+from tasks.peers import Peer
 from tasks.topology import Fabric
 
 DOCKER_ROOT = "/var/lib/docker"
@@ -102,6 +105,7 @@ class Gpu(BaseModel, frozen=True):
     uuid: str
     driver: str
     memory_mib: int | None = None
+    free_mib: int | None = None
 
 
 class GpuHolder(BaseModel, frozen=True):
@@ -114,22 +118,26 @@ class GpuHolder(BaseModel, frozen=True):
 
 
 class Folder(BaseModel, frozen=True):
-    """How much lies in a folder."""
+    """How much lies in a model's folder, and what its configs say."""
 
     path: str
     exists: bool
     files: int
     bytes: int
+    config: Mapping[str, Any] = {}
+    own_code: tuple[str, ...] = ()  # The configs that name code of the model's own.
 
 
 class ImageFacts(BaseModel, frozen=True):
-    """The engine image on a node; its content is `layers`, its id depends on the docker store."""
+    """The engine image on a node; its id depends on the docker store, its content does not."""
 
     id: str
+    content: str = ""
     layers: tuple[str, ...]
     entrypoint: tuple[str, ...]
     architecture: str
     size: int
+    cuda: str = ""
 
 
 class DockerFacts(BaseModel, frozen=True):
@@ -166,7 +174,12 @@ class NodeFacts(BaseModel, frozen=True):
     interfaces: tuple[Interface, ...]
     interfaces_error: str
     disks: tuple[Disk, ...]
+    removes_ipc: bool = True
+    rdma_devices: tuple[str, ...] = ()
+    cuda: str = ""
     model: Folder
+    weights: Manifest | None = None  # What lies in the model's folder, not read as a whole.
+    peers: tuple[Peer, ...] = ()
     programs: Mapping[str, str]
     ports: tuple[Port, ...]
     leftovers: tuple[Process, ...]
@@ -231,10 +244,13 @@ def parse_docker(
 
 
 def parse_image(image: Mapping[str, Any]) -> ImageFacts:
+    variables = dict(text.partition("=")[::2] for text in image["Config"].get("Env") or ())
     return ImageFacts(
         id=image["Id"],
+        content=image_content(image).digest,
         layers=tuple(image["RootFS"].get("Layers") or ()),
         entrypoint=tuple(image["Config"].get("Entrypoint") or ()),
         architecture=image["Architecture"],
         size=image["Size"],
+        cuda=variables.get("CUDA_VERSION", ""),
     )

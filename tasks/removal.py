@@ -13,7 +13,6 @@ from tasks.engines import engine
 from tasks.remote import Remote, connect
 from tasks.topology import serve_container
 
-
 # The lock's own folder is not counted: its holder takes that away when this run ends.
 LOOK = """\
 folder=$HOME/.sparkrail/$1

@@ -15,6 +15,7 @@ from tasks.weight_streams import disk_full, ownership, rsync_command, rsync_fail
 
 STEP = "weights sync"
 READ_TIMEOUT = 4 * 3600.0
+GLANCE_TIMEOUT = 15.0
 SLOWEST = 5_000_000  # Bytes a second; a link that is slower than this is broken.
 PROGRESS = re.compile(r"([\d,]+) +\d+% ")
 ANY_EXIT = range(256)
@@ -25,8 +26,7 @@ def observe(cluster: Cluster, node: Node, run: Run) -> Manifest:
     said = run_program(
         connect(cluster, node),
         "manifest",
-        cluster.model.path,
-        f"~/.sparkrail/{cluster.name}/weights.json",
+        *_folder_and_state(cluster),
         "look" if run.dry_run else "keep",
         timeout=READ_TIMEOUT,
         on_progress=lambda now: log_progress("reading weights", node, now["bytes"], now["of"]),
@@ -34,13 +34,22 @@ def observe(cluster: Cluster, node: Node, run: Run) -> Manifest:
     return Manifest.model_validate(said)
 
 
+def glance(cluster: Cluster, node: Node) -> Manifest:
+    """The same in a moment: sizes and faults of all files, sha256 only of those known already."""
+    remote = connect(cluster, node)
+    said = run_program(
+        remote, "manifest", *_folder_and_state(cluster), "glance", timeout=GLANCE_TIMEOUT
+    )
+    return Manifest.model_validate(said)
+
+
+def _folder_and_state(cluster: Cluster) -> tuple[str, str]:
+    return cluster.model.path, f"~/.sparkrail/{cluster.name}/weights.json"
+
+
 def complete(cluster: Cluster, manifest: Manifest) -> Manifest:
     """The head's manifest, or an error that names what is missing or damaged."""
-    own_tokenizer = not any(
-        argument.split("=")[0] in ("--tokenizer", "--skip-tokenizer-init")
-        for argument in cluster.serve.arguments
-    )
-    found = problems(manifest, own_tokenizer=own_tokenizer)
+    found = problems(manifest, own_tokenizer=brings_tokenizer(cluster))
     if found:
         more = f"\nand {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise SparkrailError(
@@ -50,6 +59,12 @@ def complete(cluster: Cluster, manifest: Manifest) -> Manifest:
             remedy="Finish or repeat the download there, then run again. Nothing was sent.",
         )
     return manifest
+
+
+def brings_tokenizer(cluster: Cluster) -> bool:
+    """Whether the model's folder is where the tokenizer must be."""
+    elsewhere = ("--tokenizer", "--skip-tokenizer-init")
+    return not any(argument.split("=")[0] in elsewhere for argument in cluster.serve.arguments)
 
 
 @step(STEP)

@@ -10,7 +10,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from blocks.secrets import EngineSecrets, SSHCredentials
-from flows.registration.changes import Change
+from flows.registration.changes import Change, Outcome
 from tasks.errors import SparkrailError
 
 BLOCKS: tuple[type[Block], ...] = (SSHCredentials, EngineSecrets)
@@ -23,11 +23,11 @@ def ensure_block_types(client: SyncPrefectClient) -> Iterator[Change]:
         register: Any = block.register_type_and_schema
         register()
         after = _block_type(client, block)
-        outcome = "unchanged" if before == after else "updated" if before else "created"
+        outcome: Outcome = "updated" if before else "created"
         yield Change(
             kind="block type",
             name=block.get_block_type_slug(),
-            outcome=outcome,  # type: ignore[arg-type]
+            outcome="unchanged" if before == after else outcome,
         )
 
 
@@ -44,7 +44,7 @@ def ensure_pool(client: SyncPrefectClient, name: str) -> Change:
     if have.type != ProcessWorker.type:
         raise SparkrailError(
             f"work pool {name}: its type is {have.type}, and ours must be {ProcessWorker.type}",
-            remedy=f"Rename or delete it, and register again; deployments/prefect.yaml names {name}.",
+            remedy=f"Delete it, or name another one than {name} in deployments/prefect.yaml.",
         )
     return Change(kind="work pool", name=name, outcome="unchanged")
 

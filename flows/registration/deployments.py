@@ -1,4 +1,4 @@
-"""Prefect deployments and their schedules: what `deployments/prefect.yaml` wants, and what is there."""
+"""Prefect deployments and their schedules: what `prefect.yaml` wants, and what is there."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""When a schedule runs, by the code that the Prefect server itself uses: checked before it is asked."""
+"""When a schedule runs, by the code of the Prefect server itself, before a server is asked."""
 
 import asyncio
 from collections.abc import Iterator
@@ -88,4 +88,6 @@ def _wall(moment: datetime, zone: ZoneInfo) -> datetime:
 
 def _times(cron: str, timezone: str, start: datetime, end: datetime) -> list[datetime]:
     schedule = CronSchedule(cron=cron, timezone=timezone)
-    return list(asyncio.run(schedule.get_dates(n=100, start=start, end=end)))
+    found = asyncio.run(schedule.get_dates(n=100, start=start, end=end))
+    # Prefect's own kind of time is on its way out, with a warning at each use.
+    return [datetime.fromtimestamp(time.timestamp(), UTC) for time in found]

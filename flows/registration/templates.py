@@ -18,8 +18,9 @@ def filled_in(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     """A file with `{{ $NAME }}` replaced; what else is in braces is left for who reads it later."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     with _environment(variables):
-        filled: dict[str, Any] = apply_values(document, {}, remove_notset=False)
-        return filled
+        filled: Any = apply_values(document, {}, remove_notset=False)
+    assert isinstance(filled, dict), f"{path}: not a mapping"
+    return filled
 
 
 @contextmanager

@@ -20,10 +20,14 @@ from typing import Any
 
 RUN = b"SPARKRAIL_RUN="
 CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
+# Newer drivers tell it as "CUDA UMD Version".
+CUDA = re.compile(r"CUDA (?:UMD )?Version *: *([0-9.]+)")
 UNIT = re.compile(r"/([^/]+\.service)(?:/|$)", re.M)
 LISTEN = "0A"
 MOST_FILES = 20000
-GPU_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total")
+CONFIGS = ("config.json", "tokenizer_config.json", "preprocessor_config.json")
+GPU_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.free")
+IDENTITY_FIELDS = GPU_FIELDS[:4]
 HOLDER_FIELDS = ("pid", "process_name", "used_memory")
 # A login without a shell may lack these, where `ip` is for an ordinary user.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
@@ -260,7 +264,7 @@ def gpus(asked: Asked) -> tuple[list[dict[str, Any]], str]:
     fields: tuple[str, ...] = GPU_FIELDS
     if asked.process and asked.process.returncode:
         # A driver without a number for the memory may refuse the whole query for it.
-        fields = GPU_FIELDS[:-1]
+        fields = IDENTITY_FIELDS
         text, error = smi("gpu", fields, asked.timeout).answer()
     rows = [dict(zip(fields, csv(line, len(fields) - 1, 0))) for line in text.splitlines()]  # noqa: B905 - Python 3.8 has no strict
     return [
@@ -270,10 +274,17 @@ def gpus(asked: Asked) -> tuple[list[dict[str, Any]], str]:
             "uuid": row.get("uuid", ""),
             "driver": row.get("driver_version", ""),
             "memory_mib": number(row.get("memory.total", "")),
+            "free_mib": number(row.get("memory.free", "")),
         }
         for row in rows
         if row["index"].isdigit()
     ], error or ("" if rows else "nvidia-smi lists no GPU")
+
+
+def cuda(asked: Asked) -> str:
+    """The newest CUDA that the driver can serve."""
+    found = CUDA.search(asked.answer()[0])
+    return found.group(1) if found else ""
 
 
 def gpu_holders(proc: str, asked: Asked) -> tuple[list[dict[str, Any]], str]:
@@ -333,8 +344,8 @@ def disk(path: str) -> dict[str, Any]:
     }
 
 
-def folder(path: str) -> dict[str, Any]:
-    """How much lies in a folder; of a huge one, the beginning."""
+def folder(path: str, keys: list[str]) -> dict[str, Any]:
+    """How much lies in a folder, of a huge one the beginning; and what its configs say."""
     files = size = 0
     for parent, _, found in os.walk(path):
         for name in found:
@@ -343,7 +354,39 @@ def folder(path: str) -> dict[str, Any]:
                 files += 1
         if files > MOST_FILES:
             break
-    return {"path": path, "exists": os.path.isdir(path), "files": files, "bytes": size}
+    return {
+        "path": path,
+        "exists": os.path.isdir(path),
+        "files": files,
+        "bytes": size,
+        "config": config(path, keys),
+        "own_code": [name for name in CONFIGS if "auto_map" in document(path, name)],
+    }
+
+
+def config(path: str, keys: list[str]) -> dict[str, Any]:
+    """These keys of config.json; those of the language part of a model of several."""
+    whole = document(path, CONFIGS[0])
+    part = whole.get("text_config")
+    merged = {**whole, **part} if isinstance(part, dict) else whole
+    return {key: merged[key] for key in keys if key in merged}
+
+
+def document(*parts: str) -> dict[str, Any]:
+    try:
+        found = json.loads(read(*parts) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def removes_ipc(etc: str) -> bool:
+    """Whether logind clears /dev/shm of a user who has logged out, which is its default."""
+    folder = os.path.join(etc, "systemd/logind.conf.d")
+    files = [os.path.join(etc, "systemd/logind.conf")]
+    files += [os.path.join(folder, name) for name in names(folder) if name.endswith(".conf")]
+    said = [word for file in files for word in re.findall(r"^ *RemoveIPC *= *(\w+)", read(file), re.M)]
+    return not said or said[-1].lower() in ("yes", "true", "on", "1")
 
 
 def docker_socket(path: str = "/var/run/docker.sock") -> str:
@@ -359,6 +402,7 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
     addresses = Asked("ip", "-j", "addr", timeout=timeout)
     devices = smi("gpu", GPU_FIELDS, timeout)
     holders = smi("compute-apps", HOLDER_FIELDS, timeout)
+    table = Asked("nvidia-smi", timeout=timeout)
     kernel = os.uname()
     user = pwd.getpwuid(os.getuid())
     result: dict[str, Any] = {
@@ -372,14 +416,17 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "memory": memory(proc),
         "disks": [disk(path) for path in wanted.get("paths", [])],
-        "model": folder(wanted["model"]),
+        "model": folder(wanted["model"], wanted.get("config", [])),
         "programs": {name: shutil.which(name) or "" for name in wanted.get("programs", [])},
         "docker_socket": docker_socket(),
+        "removes_ipc": removes_ipc(wanted.get("etc", "/etc")),
+        "rdma_devices": names(sys_root, "class/infiniband"),
         "ports": ports(proc),
         "leftovers": list(leftovers(proc, os.getpgrp())),
     }
     result["interfaces"], result["interfaces_error"] = interfaces(sys_root, addresses)
     result["gpus"], result["gpus_error"] = gpus(devices)
+    result["cuda"] = cuda(table)
     result["gpu_holders"], result["gpu_holders_error"] = gpu_holders(proc, holders)
     # Last, so that it is as fresh as can be where it is compared with other clocks.
     return {**result, "time": time.time()}

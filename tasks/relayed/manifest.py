@@ -1,8 +1,8 @@
 """Tells what a model folder holds, links followed: each file's size, sha256 and visible faults.
 
-Relayed to the node; standard library only. Arguments: the folder, the state file, and "keep" or
-"look" (write nothing). Tells its progress every ten seconds, and last the manifest, each in a line
-of JSON. A file is read again only when its identity is not the one in the state file: any write
+Relayed to the node; standard library only. Arguments: the folder, the state file, and "keep",
+"look" (write nothing) or "glance" (nor read whole files: what is not known has no sha256). Tells its
+progress every ten seconds, and last the manifest, each in a line of JSON. A file is read again only when its identity is not the one in the state file: any write
 changes its ctime, which no program can set back.
 """
 
@@ -95,8 +95,9 @@ def identity(found: os.stat_result) -> list[int]:
 class Reader:
     """Reads files that are new or changed, in several threads."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, whole: bool) -> None:
         self.total = total
+        self.whole = whole
         self.done = 0
         self.told = time.monotonic()
         self.lock = threading.Lock()
@@ -107,7 +108,7 @@ class Reader:
             with open(path, "rb", buffering=0) as file:
                 began = time.time_ns()
                 before = os.fstat(file.fileno())
-                digest = self.digest(file)
+                digest = self.digest(file) if self.whole else ""
                 fault, names = inspect(path, file.fileno(), before.st_size)
                 after = os.fstat(file.fileno())
         except OSError as error:
@@ -206,7 +207,7 @@ def write_state(path: str, folders: dict[str, dict[str, Record]]) -> None:
 
 
 def records(
-    folder: str, files: dict[str, os.stat_result], known: dict[str, Record]
+    folder: str, files: dict[str, os.stat_result], known: dict[str, Record], *, whole: bool
 ) -> dict[str, Record]:
     """Each file's record: the known one where the identity is the same, else a new one."""
     current = {
@@ -215,13 +216,13 @@ def records(
         if path in known and known[path]["identity"] == identity(found)
     }
     unknown = sorted(files.keys() - current.keys(), key=lambda path: -files[path].st_size)
-    reader = Reader(sum(files[path].st_size for path in unknown))
+    reader = Reader(sum(files[path].st_size for path in unknown), whole=whole)
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         made = {path: pool.submit(reader.record, os.path.join(folder, path)) for path in unknown}
     return {**current, **{path: future.result() for path, future in made.items()}}
 
 
-def manifest(folder: str, state_file: str, keep: bool) -> dict[str, Any]:
+def manifest(folder: str, state_file: str, mode: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"folder": "", "files": {}, "faults": {}}
     try:
         walk = Walk(folder)
@@ -230,7 +231,7 @@ def manifest(folder: str, state_file: str, keep: bool) -> dict[str, Any]:
     except OSError as error:
         return {**answer, "folder": reason(error)}
     state = read_state(state_file)
-    current = records(folder, walk.files, state.get(folder, {}))
+    current = records(folder, walk.files, state.get(folder, {}), whole=mode != "glance")
     answer["faults"] = walk.faults
     for path, record in sorted(current.items()):
         if record["fault"]:
@@ -238,7 +239,7 @@ def manifest(folder: str, state_file: str, keep: bool) -> dict[str, Any]:
         if "sha256" in record:
             answer["files"][path] = {key: record[key] for key in ("size", "sha256", "names")}
     kept = {path: record for path, record in current.items() if record.get("identity")}
-    if keep and kept != state.get(folder):
+    if mode == "keep" and kept != state.get(folder):
         others = {name: files for name, files in state.items() if os.path.isdir(name)}
         write_state(state_file, {**others, folder: kept})
     return answer
@@ -249,7 +250,7 @@ def say(value: Any) -> None:
 
 
 def main(_program: str, folder: str, state_file: str, mode: str) -> None:
-    say(manifest(folder, os.path.expanduser(state_file), mode == "keep"))
+    say(manifest(folder, os.path.expanduser(state_file), mode))
 
 
 if __name__ == "__main__":

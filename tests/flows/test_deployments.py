@@ -10,7 +10,26 @@ from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+# As they may be when a cluster is registered.
+VALUES = {
+    "HOME": "/srv/sparkrail",
+    "CLUSTER": "sparks",
+    "SPEC": "sparks",
+    "CRON": "0 4 * * *",
+    "TIMEZONE": "Europe/Berlin",
+}
+
+
+def filled_in(text: str) -> str:
+    for name, value in VALUES.items():
+        text = text.replace(f"{{{{ $SPARKRAIL_{name} }}}}", value)
+    assert "{{" not in text
+    return text
+
+
+DOCUMENT: dict[str, Any] = yaml.safe_load(
+    filled_in((ROOT / "deployments" / "prefect.yaml").read_text())
+)
 DEPLOYMENTS: list[dict[str, Any]] = DOCUMENT["deployments"]
 NAMES = [each["name"] for each in DEPLOYMENTS]
 
@@ -31,7 +50,8 @@ def test_the_deployments() -> None:
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=NAMES)
 def test_its_parameters_are_parameters_of_its_flow(deployment: dict[str, Any]) -> None:
     flow_of(deployment).validate_parameters(deployment["parameters"])
-    assert deployment["work_pool"] == {"name": "sparkrail"}
+    assert deployment["work_pool"]["name"] == "sparkrail"
+    assert deployment["tags"] == ["cluster:sparks"]
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=NAMES)
@@ -53,7 +73,5 @@ def test_the_nightly_one_runs_once_a_night_and_never_beside_itself() -> None:
 
 
 def test_flows_run_from_the_checkout() -> None:
-    step = {
-        "prefect.deployments.steps.set_working_directory": {"directory": "{{ $SPARKRAIL_HOME }}"}
-    }
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": "/srv/sparkrail"}}
     assert DOCUMENT["pull"] == [step]
