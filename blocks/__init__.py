@@ -1,5 +1,29 @@
 """The nouns that a user writes: the cluster spec, and the blocks for secrets."""
 
-from blocks.cluster import Cluster, Head, Image, Model, Nightly, Node, Ray, Serve, Ssh, Worker
+from blocks.cluster import (
+    Cluster,
+    Head,
+    Image,
+    Model,
+    Nightly,
+    Node,
+    Proof,
+    Ray,
+    Serve,
+    Ssh,
+    Worker,
+)
 
-__all__ = ["Cluster", "Head", "Image", "Model", "Nightly", "Node", "Ray", "Serve", "Ssh", "Worker"]
+__all__ = [
+    "Cluster",
+    "Head",
+    "Image",
+    "Model",
+    "Nightly",
+    "Node",
+    "Proof",
+    "Ray",
+    "Serve",
+    "Ssh",
+    "Worker",
+]

@@ -306,6 +306,13 @@ class Ray(Spec):
     join_seconds: Number = Field(90, ge=5, le=3600)
 
 
+class Proof(Spec):
+    """The all-reduce over the fabric that must succeed before the old release is stopped."""
+
+    enabled: bool = True
+    slow_mib_s: Number = Field(300, ge=0, description="Below it, the fabric is reported as slow.")
+
+
 class Nightly(Spec):
     """When `sparkrail register` has the cluster redeployed by itself."""
 
@@ -324,6 +331,7 @@ class Cluster(Spec):
     model: Model
     serve: Serve
     ray: Ray = Ray()
+    proof: Proof = Proof()
     environment: Variables = {}
     secrets: BlockName | None = Field(None, description="Name of an engine-secrets block.")
     nightly: Nightly | None = None
@@ -457,6 +465,8 @@ def _variables(data: Mapping[str, Any]) -> Iterator[Problem]:
                 yield where, value, "no environment name; allowed: letters, digits and _"
             elif name in DERIVED_VARIABLES:
                 yield where, "(not shown)", f"not yours to set: {DERIVED_VARIABLES[name]}"
+            elif name.startswith("SPARKRAIL_"):
+                yield where, "(not shown)", "not yours to set: the launch script's own"
             elif SECRET_VARIABLE.fullmatch(name):
                 yield where, "(not shown)", "a secret by its name: put it into the secrets block"
             elif name in PER_NODE_VARIABLES and not location:

@@ -59,7 +59,7 @@ def bring_up(steps: Steps) -> None:
         ]
     )
 
-    wanted = wanted_of(cluster, facts, relayed, image.data["content"])
+    wanted = wanted_of(cluster, facts, relayed, image, weights)
     decision: Decision = steps.one(decide, wanted=wanted).data
     versions = {} if decision.nothing_to_do else start_anew(steps, wanted, decision)
 
@@ -105,7 +105,7 @@ def gather(steps: Steps) -> dict[str, NodeFacts]:
 
 
 def tell_facts(steps: Steps) -> dict[str, NodeFacts | SparkrailError]:
-    """The facts of all nodes, read side by side; that a node tells none is a finding like others."""
+    """The facts of all nodes, read side by side; a node that tells none is a finding too."""
     nodes = steps.cluster.nodes
     results = steps.attempt([call(gather_facts, node=node) for node in nodes])
     told: dict[str, NodeFacts | SparkrailError] = {}
@@ -132,7 +132,11 @@ def fabric_of(node: Node, facts: dict[str, NodeFacts]) -> Fabric:
 
 
 def wanted_of(
-    cluster: Cluster, facts: dict[str, NodeFacts], relayed: dict[str, Files], content: str
+    cluster: Cluster,
+    facts: dict[str, NodeFacts],
+    relayed: dict[str, Files],
+    image: Outcome,
+    weights: Outcome,
 ) -> Wanted:
     """The containers of every node that told its facts."""
     return Wanted(
@@ -143,7 +147,8 @@ def wanted_of(
                 facts[node.name].home,
                 fabric_of(node, facts),
                 relayed[node.name],
-                content,
+                image.data["content"],
+                weights.data["digest"],
             )
             for node in cluster.nodes
             if node.name in relayed

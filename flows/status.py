@@ -11,6 +11,7 @@ from tasks.facts import NodeFacts
 from tasks.images import ensure_image
 from tasks.preflight import blocking, problems
 from tasks.releases import decide, look_at_containers
+from tasks.weights import ensure_weights
 
 
 @flow(name="status", flow_run_name="status {cluster}", persist_result=False)
@@ -36,9 +37,10 @@ def tell(steps: Steps) -> None:
         if node.name in facts and facts[node.name].fabric(node.fabric_address)
     ]
     if cluster.head in nodes:
-        content = steps.one(ensure_image).data["content"]
+        head = cluster.head
+        image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
         relayed = {node.name: files_of(cluster, node, facts) for node in nodes}
-        wanted = wanted_of(cluster, facts, relayed, content)
+        wanted = wanted_of(cluster, facts, relayed, image, weights)
         steps.all([call(look_at_containers, node=node, wanted=wanted) for node in nodes])
     if len(nodes) < len(cluster.nodes):
         raise NotReady(

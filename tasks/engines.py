@@ -13,10 +13,11 @@ from docker.errors import APIError, DockerException
 from docker.transport.sshconn import RecentlyUsedContainer, SSHHTTPAdapter
 
 from blocks import Cluster, Node
-from tasks.errors import CommandFailed, NodeUnreachable
+from tasks.errors import CommandFailed, NodeUnreachable, SparkrailError
 from tasks.remote import Remote, connect
 
 API_TIMEOUT = 60
+WATCH = 10.0  # So long the engine may take before we ask whether its node is still there.
 _clients: dict[int, tuple[Remote, docker.DockerClient]] = {}
 _lock = threading.Lock()
 
@@ -25,6 +26,7 @@ class _OverConnection(SSHHTTPAdapter):
     """docker-py's own SSH adapter, on a connection that is already open."""
 
     def __init__(self, remote: Remote) -> None:
+        self._remote = remote
         self.ssh_client: Any = SimpleNamespace(
             get_transport=lambda: remote.transport, close=lambda: None
         )
@@ -34,6 +36,42 @@ class _OverConnection(SSHHTTPAdapter):
         self.pools: Any = RecentlyUsedContainer(2, dispose_func=lambda pool: pool.close())
         # SSHHTTPAdapter's own __init__ would open a connection of its own, without a gateway.
         super(SSHHTTPAdapter, self).__init__()
+
+    def send(self, *arguments: Any, **options: Any) -> Any:
+        watch = _Watch(self._remote)
+        try:
+            return super().send(*arguments, **options)
+        except Exception as error:
+            if watch.lost:
+                raise watch.lost from error
+            raise
+        finally:
+            watch.over.set()
+
+
+class _Watch:
+    """While the engine is asked something: a node that has fallen silent ends the wait.
+
+    docker-py would wait a minute and blame the engine, or without end where the node never answers
+    that it runs `docker system dial-stdio`.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self.over = threading.Event()
+        self.lost: SparkrailError | None = None
+        self._remote = remote
+        threading.Thread(target=self._look, name="engine watch", daemon=True).start()
+
+    def _look(self) -> None:
+        while not self.over.wait(WATCH):
+            try:
+                self._remote.run(("true",), timeout=API_TIMEOUT)
+            except NodeUnreachable as error:
+                self.lost = error
+                self._remote.close()
+                return
+            except SparkrailError:
+                return
 
 
 @contextlib.contextmanager

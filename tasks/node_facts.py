@@ -15,6 +15,7 @@ from tasks.topology import Fabric
 
 DOCKER_ROOT = "/var/lib/docker"
 CONTAINERD_ROOT = "/var/lib/containerd"
+WORKS = ("UP", "UNKNOWN")  # Interfaces that have no carrier, such as tunnels, say UNKNOWN.
 
 
 class Memory(BaseModel, frozen=True):
@@ -57,6 +58,10 @@ class Interface(BaseModel, frozen=True):
     speed: int | None = None
     addresses: tuple[Address, ...] = ()
     rdma: tuple[Rdma, ...] = ()
+
+    @property
+    def works(self) -> bool:
+        return self.state in WORKS
 
     def network_of(self, address: str) -> str:
         """The subnet that one of its addresses is in, such as 10.0.0.0/24."""
@@ -197,6 +202,9 @@ class NodeFacts(BaseModel, frozen=True):
             if any(own.address == address for own in interface.addresses):
                 return interface
         return None
+
+    def interface(self, name: str) -> Interface | None:
+        return next((found for found in self.interfaces if found.name == name), None)
 
     def fabric(self, address: str) -> Fabric | None:
         """The interface that owns an address, and its RDMA ports that work."""

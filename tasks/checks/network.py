@@ -3,11 +3,10 @@
 from blocks.cluster import RAY_OWN_PORTS
 from tasks.checks.site import Finding, Site, blocked, how_to_end, named, ready, slow
 from tasks.node_facts import Interface, Port
+from tasks.peers import AGENT_PORT
 from tasks.topology import ray_container, serve_container
 
 DASHBOARD_PORT = 8265
-AGENT_PORT = 52365
-WORKS = ("UP", "UNKNOWN")  # Interfaces that have no carrier, such as tunnels, say UNKNOWN.
 
 
 def fabric_address(site: Site) -> Finding:
@@ -38,7 +37,7 @@ def fabric_link(site: Site) -> Finding | None:
     interface = site.here.interface_of(address)
     if interface is None:
         return None
-    if interface.state not in WORKS:
+    if not interface.works:
         return blocked(
             f"{interface.name} is {interface.state}",
             f"Plug the cable in, or: sudo ip link set {interface.name} up",
@@ -84,20 +83,6 @@ def fabric_subnet(site: Site) -> Finding | None:
         f"{site.node.fabric_address} is in {here}, {other.name}'s {other.fabric_address} "
         f"in {there}",
         "Put all fabric addresses into one subnet, with one prefix length.",
-    )
-
-
-def fabric_mtu(site: Site) -> Finding | None:
-    pair = _pair(site)
-    if pair is None:
-        return None
-    here, there = pair
-    if here.mtu == there.mtu:
-        return ready(str(here.mtu))
-    return slow(
-        f"{here.name} has {here.mtu}, {site.reference.name}'s {there.name} has {there.mtu}",
-        "Set the same MTU on both ends and on the switch between them, lastingly: "
-        f"sudo ip link set {here.name} mtu {there.mtu}",
     )
 
 

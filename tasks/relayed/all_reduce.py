@@ -39,18 +39,18 @@ def main(rank: int, world: int, address: str, port: int, backend: str, mib: int,
     name = os.environ.get(INTERFACE, "")
     mine = interfaces().get(name, "")
     tell(interface=name, address=mine, host_ip=os.environ.get("VLLM_HOST_IP", ""))
-    if not mine:
-        there = ", ".join(f"{each} {at}" for each, at in interfaces().items())
-        raise Failed(FAILED, f"{INTERFACE}: Unable to find address for: {name}; here are {there}")
     if rank == 0:
         listener = listen(address, port)
         import_torch()
         peers = accept(listener, world - 1, s)
+        check(name, mine)
         store = free_port(address)
         for peer in peers:
             peer.sendall(f"{store}\n".encode())
     else:
+        # Only then what is wrong here: the others see this rank end.
         peers = [reach(address, port, s)]
+        check(name, mine)
         import_torch()
         peers[0].sendall(b"r")
         store = int(peers[0].makefile().readline() or "0")
@@ -83,6 +83,12 @@ def interfaces() -> "dict[str, str]":
                 continue
             found[name] = socket.inet_ntoa(row[20:24])
     return found
+
+
+def check(name: str, address: str) -> None:
+    if not address:
+        there = ", ".join(f"{each} {at}" for each, at in interfaces().items())
+        raise Failed(FAILED, f"{INTERFACE}: Unable to find address for: {name}; here are {there}")
 
 
 def listen(address: str, port: int) -> socket.socket:

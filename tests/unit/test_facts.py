@@ -205,14 +205,14 @@ def test_a_driver_that_refuses_to_tell_the_memory(tmp_path: Path) -> None:
             "the driver.",
             id="no driver",
         ),
-        pytest.param("exec /bin/sleep 60", "nvidia-smi gave no answer within 0.3 s", id="hangs"),
+        pytest.param("exec /bin/sleep 60", "nvidia-smi gave no answer within 2 s", id="hangs"),
     ],
 )
 def test_gpus_that_cannot_be_asked(tmp_path: Path, script: str | None, error: str) -> None:
     programs = tmp_path / "bin"
     if script:
         stub(programs, "nvidia-smi", script)
-    facts = relayed(programs, timeout=0.3)
+    facts = relayed(programs, timeout=2)
     assert (facts.gpus, facts.gpu_holders) == ((), ())
     assert (facts.gpus_error, facts.gpu_holders_error) == (error, error)
 
