@@ -13,16 +13,19 @@ from blocks.cluster import (
     Ssh,
     Worker,
 )
+from blocks.residue import Holder, Residue
 
 __all__ = [
     "Cluster",
     "Head",
+    "Holder",
     "Image",
     "Model",
     "Nightly",
     "Node",
     "Proof",
     "Ray",
+    "Residue",
     "Serve",
     "Ssh",
     "Worker",

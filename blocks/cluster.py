@@ -8,23 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from blocks.mistakes import Location, field_path, in_words
+from blocks.residue import Residue
+from blocks.values import Number, Spec, User, Words, matching, no_bool, one_line
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 # Prefect's rule for the names of blocks.
 BLOCK_NAME = re.compile(r"[a-z0-9-]{1,100}")
-USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 HOST = re.compile(rf"{LABEL}(\.{LABEL})*")
 COMPONENT = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -82,15 +75,6 @@ SECRET_VARIABLE = re.compile(r".*(TOKEN|PASSWORD|SECRET|SECRET_KEY|API_KEY)")
 Problem = tuple[Location, object, str]
 
 
-def _matching(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(f"allowed: {allowed}")
-        return value
-
-    return AfterValidator(check)
-
-
 def _host(value: str) -> str:
     # What looks like an IPv4 address must be one: 10.0.0.256 would be asked of a name server.
     numbers = re.fullmatch(r"[0-9.]+", value)
@@ -134,29 +118,10 @@ def _folder(value: str) -> str:
     return str(path)
 
 
-def _text(value: str) -> str:
-    if "\0" in value or "\n" in value:
-        raise ValueError("allowed: text without line breaks and NUL")
-    return value
-
-
-def _not_empty(value: str) -> str:
-    if not value:
-        raise ValueError("empty; leave the key out, or give a value")
-    return value
-
-
 def _number_as_text(value: object) -> object:
     if isinstance(value, bool | float):
         raise ValueError("allowed: text; quote it, so that it arrives as you wrote it")
     return str(value) if isinstance(value, int) else value
-
-
-def _no_bool(value: object) -> object:
-    # Python counts true as 1.
-    if isinstance(value, bool):
-        raise ValueError("allowed: a number")
-    return value
 
 
 def _cron(value: str) -> str:
@@ -203,28 +168,19 @@ def _port(value: int) -> int:
 
 
 Name = Annotated[
-    str, _matching(NAME, "lower-case letters, digits and inner dashes, at most 40 characters")
+    str, matching(NAME, "lower-case letters, digits and inner dashes, at most 40 characters")
 ]
 BlockName = Annotated[
-    str, _matching(BLOCK_NAME, "the name of a block: lower-case letters, digits and dashes")
+    str, matching(BLOCK_NAME, "the name of a block: lower-case letters, digits and dashes")
 ]
 Fabric = Annotated[str, AfterValidator(_fabric_address)]
 Host = Annotated[str, AfterValidator(_host)]
-User = Annotated[str, _matching(USER, "a login name")]
-Number = Annotated[int, BeforeValidator(_no_bool)]
 SshPort = Annotated[Number, Field(ge=1, le=65535)]
 Port = Annotated[Number, Field(ge=1024, le=65535), AfterValidator(_port)]
 Mib = Annotated[Number, Field(le=1024 * 1024)]
-Minutes = Annotated[float, Field(gt=0, le=1440, allow_inf_nan=False), BeforeValidator(_no_bool)]
-Text = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_text)]
-Words = Annotated[str, AfterValidator(_text), AfterValidator(_not_empty)]
+Minutes = Annotated[float, Field(gt=0, le=1440, allow_inf_nan=False), BeforeValidator(no_bool)]
+Text = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(one_line)]
 Variables = dict[str, Text]
-
-
-class Spec(BaseModel):
-    """Base of every part: frozen, and a key that we do not know is a mistake."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
 
 class Ssh(Spec):
@@ -246,7 +202,7 @@ class Node(Spec):
     address: Host = ""
     proxy_command: Words | None = None
     gpus: Number = Field(1, ge=1, le=64)
-    environment: Variables = {}
+    environment: Variables = Field({})
 
     @model_validator(mode="after")
     def _reached_over_the_fabric(self) -> Self:
@@ -265,13 +221,14 @@ class Head(Node):
     """The only node that the control machine reaches."""
 
     address: Host
+    transport: Literal["ssh", "local"] = Field("ssh", description="local: this very machine.")
 
 
 class Image(Spec):
     """The engine image, with vLLM and Ray in it."""
 
     name: Annotated[
-        str, _matching(IMAGE, "an image name such as vllm/vllm-openai:v0.11.0, lower case")
+        str, matching(IMAGE, "an image name such as vllm/vllm-openai:v0.11.0, lower case")
     ]
     source: Literal["head", "control"] = "head"
     gpu_access: Literal["nvidia", "none"] = "nvidia"
@@ -281,7 +238,7 @@ class Image(Spec):
 class Model(Spec):
     """The weights, at the same path on every node and in the containers."""
 
-    name: Annotated[str, _matching(SERVED_NAME, "letters, digits and . _ - / (the served name)")]
+    name: Annotated[str, matching(SERVED_NAME, "letters, digits and . _ - / (the served name)")]
     path: Annotated[str, AfterValidator(_folder)]
     trust_remote_code: bool = False
 
@@ -332,7 +289,8 @@ class Cluster(Spec):
     serve: Serve
     ray: Ray = Ray()
     proof: Proof = Proof()
-    environment: Variables = {}
+    residue: Residue = Residue()
+    environment: Variables = Field({})
     secrets: BlockName | None = Field(None, description="Name of an engine-secrets block.")
     nightly: Nightly | None = None
 
@@ -389,6 +347,7 @@ def cross_field_problems(data: Mapping[str, Any]) -> list[dict[str, Any]]:
         _arguments,
         _image_source,
         _one_key,
+        _local_head,
     )
     return [
         {"loc": location, "msg": message, "input": value}
@@ -505,3 +464,9 @@ def _one_key(data: Mapping[str, Any]) -> Iterator[Problem]:
     ssh = _part(data, "ssh")
     if ssh.get("key_file") and ssh.get("credentials"):
         yield ("ssh", "key_file"), ssh["key_file"], "allowed: key_file or credentials, not both"
+
+
+def _local_head(data: Mapping[str, Any]) -> Iterator[Problem]:
+    head = _part(data, "head")
+    if head.get("transport") == "local" and head.get("proxy_command"):
+        yield ("head", "proxy_command"), head["proxy_command"], "allowed with transport ssh only"

@@ -15,7 +15,7 @@ def check(cluster: str) -> Any:
     Args:
         cluster: Name of a file in deployments/clusters, or a path.
     """
-    return as_state(conduct(cluster, look))
+    return as_state(conduct(cluster, look, dry_run=True))
 
 
 def look(steps: Steps) -> None:

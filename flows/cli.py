@@ -132,7 +132,7 @@ def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
     from flows.steps import conduct
 
     flows: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "check": (check.check, check.look, {}),
+        "check": (check.check, check.look, {"dry_run": True}),
         "deploy": (deploy.deploy, deploy.bring_up, {}),
         "status": (status.status, status.tell, {"dry_run": True}),
         "destroy": (destroy.destroy, destroy.take_down, {}),

@@ -1,5 +1,6 @@
 """Bring the model up on its nodes, or leave it exactly as it is when nothing has changed."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
@@ -9,12 +10,15 @@ from flows.skip import skipped
 from flows.steps import Restart, Steps, StepsFailed, as_state, call, conduct
 from tasks import artifacts
 from tasks.converge import Outcome
+from tasks.engine_verdicts import Verdict, check_engine
 from tasks.errors import SparkrailError
+from tasks.fabric_proof import prove_fabric
 from tasks.facts import NodeFacts, gather_facts
 from tasks.images import ensure_image
 from tasks.locks import take_lock
 from tasks.preflight import preflight
-from tasks.ray_nodes import join_worker, start_head, verify_cluster
+from tasks.ray_proof import verify_cluster
+from tasks.ray_start import join_worker, start_head
 from tasks.releases import Decision, Release, Wanted, decide, now, record_release
 from tasks.residue import report_residue
 from tasks.scripts import relay_script
@@ -47,6 +51,9 @@ def bring_up(steps: Steps) -> None:
     facts = gather(steps)
 
     image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
+    if cluster.image.source == "control" and image.status != "planned":
+        verdict = ask_engine(steps, facts[head.name].home, image.data["content"])
+        steps.one(preflight, facts=facts, engine=verdict)
     steps.all(
         [call(ensure_image, node=node) for node in workers]
         + [call(ensure_weights, node=node) for node in workers]
@@ -82,6 +89,7 @@ def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, st
     """From the old release to the new: nothing slow, nothing that could be checked before."""
     cluster, head, workers = steps.cluster, steps.cluster.head, steps.cluster.workers
     ray = {name: specs[0] for name, specs in wanted.nodes.items()}
+    steps.problems += tuple(steps.one(prove_fabric, wanted=ray).data)
     steps.all(
         [
             call(stop_old, node=node, names=decision.stop[node.name])
@@ -100,7 +108,7 @@ def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, st
 def gather(steps: Steps) -> dict[str, NodeFacts]:
     """The facts of all nodes, once preflight has found nothing to block on."""
     told = tell_facts(steps)
-    steps.problems = tuple(steps.one(preflight, facts=told).data)
+    steps.problems = tuple(steps.one(preflight, facts=told, engine=tell_engine(steps, told)).data)
     return {name: facts for name, facts in told.items() if isinstance(facts, NodeFacts)}
 
 
@@ -117,6 +125,29 @@ def tell_facts(steps: Steps) -> dict[str, NodeFacts | SparkrailError]:
         else:
             raise StepsFailed([(gather_facts.name, node.name, result)])
     return told
+
+
+def tell_engine(steps: Steps, told: Mapping[str, NodeFacts | SparkrailError]) -> Verdict | None:
+    """What the engine says of its arguments, where the image that will serve is on the head."""
+    head = told[steps.cluster.head.name]
+    if not isinstance(head, NodeFacts) or head.docker is None or head.docker.image is None:
+        return None
+    # Its container sees the model; without one, preflight blocks anyway.
+    if steps.cluster.image.source != "head" or head.weights.folder:
+        return None
+    return ask_engine(steps, head.home, head.docker.image.content)
+
+
+def ask_engine(steps: Steps, home: str, content: str) -> Verdict:
+    """The verdict of the engine; that it could not be asked is one too."""
+    head = steps.cluster.head
+    [result] = steps.attempt([call(check_engine, node=head, home=home, content=content)])
+    if isinstance(result, Outcome):
+        verdict: Verdict = result.data
+        return verdict
+    if isinstance(result, SparkrailError):
+        return Verdict(unparsed=str(result))
+    raise StepsFailed([(check_engine.name, head.name, result)])
 
 
 def files_of(cluster: Cluster, node: Node, facts: dict[str, NodeFacts]) -> Files:

@@ -61,10 +61,11 @@ class Threads:
         self._pool = ThreadPoolExecutor(max_workers=THREADS)
 
     def submit(self, each: Call, common: dict[str, Any]) -> Future[Outcome]:
-        # As Prefect does it for a step: only a failed connection is tried again.
+        # As Prefect does it for a step: only a failed connection, and as often as the step says.
         attempts = Retrying(
             retry=retry_if_exception_type(NodeUnreachable),
-            stop=stop_after_attempt(3) | stop_when_event_set(remote.STOP),
+            stop=stop_after_attempt(1 + (each.task.retries or 0))
+            | stop_when_event_set(remote.STOP),
             wait=wait_fixed(self._again_after),
             sleep=sleep_using_event(remote.STOP),
             reraise=True,

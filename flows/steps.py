@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from prefect import Task, tags
-from prefect.context import FlowRunContext
+from prefect import Task
+from prefect.context import FlowRunContext, TagsContext
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
@@ -176,12 +176,13 @@ def conduct(
     run = Run(id=_run_id(), who=_who(), dry_run=dry_run, restart=restart)
     os.environ[remote.RUN_VARIABLE] = f"{spec.name}/{run.id}"
     steps = Steps(spec, run, LISTENER.get() or Silent())
-    tag = f"cluster:{spec.name}"
-    artifacts.tag_run(tag)
+    artifacts.tag_run(f"cluster:{spec.name}")
     problem: BaseException | None = None
     try:
+        # No tags on task runs that begin: for one that has any, Prefect asks its API about limits,
+        # and while that is away no step could. They get theirs when they have begun.
         # The lock is freed last: what was cancelled may still be ending what it runs.
-        with tags(tag), locks.released_at_end(spec), remote.cancel_scope():
+        with TagsContext(), locks.released_at_end(spec), remote.cancel_scope():
             body(steps)
     except SparkrailError as error:
         problem = error

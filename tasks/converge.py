@@ -63,7 +63,9 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
 
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> Any:
-            node = signature.bind(*args, **kwargs).arguments["node"].name
+            arguments = signature.bind(*args, **kwargs).arguments
+            node = arguments["node"].name
+            _tag(f"cluster:{arguments['cluster'].name}")
             started = time.monotonic()
             log.info("%s on %s ...", name, node)
             outcome = function(*args, **kwargs)
@@ -84,6 +86,16 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
         return made  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _tag(tag: str) -> None:
+    """Tag the task run that we are in; no earlier than now.
+
+    For one that has tags when it begins, Prefect asks its API about limits, and waits for that.
+    """
+    context = TaskRunContext.get()
+    if context:
+        context.task_run.tags = [*context.task_run.tags, tag]
 
 
 def as_state(outcome: Outcome) -> State[Outcome]:
@@ -149,11 +161,25 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Gone:
-    """It can never come: the wait ends at once."""
+    """It can never come: the wait ends at once; another node than the one we asked may be why."""
 
     why: str
     details: str = ""
     remedy: str = ""
+    node: str = ""
+    retryable: bool = False
+
+
+def gone(what: str, node: str, answer: Gone) -> NotReady:
+    """The error for what can never come."""
+    error = NotReady(
+        f"{what}: {answer.why}",
+        node=answer.node or node,
+        details=answer.details,
+        remedy=answer.remedy,
+    )
+    error.retryable = answer.retryable
+    return error
 
 
 def wait_until(
@@ -177,9 +203,7 @@ def wait_until(
         if isinstance(answer, Ready):
             return answer.value
         if isinstance(answer, Gone):
-            raise NotReady(
-                f"{what}: {answer.why}", node=node, details=answer.details, remedy=answer.remedy
-            )
+            raise gone(what, node, answer)
         if answer.progress != progress:
             progress, moved = answer.progress, now
         late = now - started > timeout

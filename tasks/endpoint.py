@@ -2,9 +2,10 @@
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,18 +15,28 @@ from tasks.remote import Remote, connect
 
 PROMPT = "The quick brown fox"
 ANSWER_TOKENS = 4
+TOKENS = re.compile(r"^vllm:generation_tokens_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
 
 
 class Answer(BaseModel, frozen=True):
-    """One real completion."""
+    """One real completion; or, of a server that is busy, what it completed for others meanwhile."""
 
     text: str
     tokens: int
     seconds: float
+    busy: bool = False
+
+    @property
+    def told(self) -> str:
+        if self.busy:
+            return f"is busy: {self.tokens} tokens for others in {self.seconds:.0f} s"
+        return f"answers {self.text!r} in {self.seconds:.2f} s"
 
 
 class Silent(SparkrailError):
-    """The endpoint did not give the answer that we asked for."""
+    """The endpoint did not give the answer that we asked for, at which stage of the asking."""
+
+    stage: Literal["health", "names", "completion"] = "health"
 
 
 class Served(BaseModel, frozen=True):
@@ -150,11 +161,35 @@ def check_answers(ask: Ask, model: str, *, timeout: float = 60) -> Answer:
         raise Silent(f"/health: HTTP {status}", details=_short(content))
     names = served_models(ask)
     if model not in names:
-        raise Silent(f"wanted {model}, serving {', '.join(names) or 'nothing'}")
-    answer = complete(ask, model, timeout=timeout)
+        raise _at("names", Silent(f"wanted {model}, serving {', '.join(names) or 'nothing'}"))
+    before = completed_tokens(ask)
+    began = time.monotonic()
+    try:
+        answer = complete(ask, model, timeout=timeout)
+    except Silent as error:
+        # A full queue is no dead engine: it works for others.
+        done = completed_tokens(ask) - before
+        if done > 0:
+            return Answer(text="", tokens=done, seconds=time.monotonic() - began, busy=True)
+        raise _at("completion", error) from error
     if not answer.tokens:
-        raise Silent("a completion came back without tokens")
+        raise _at("completion", Silent("a completion came back without tokens"))
     return answer
+
+
+def completed_tokens(ask: Ask) -> int:
+    """The tokens that the engine has made so far, for anybody; 0 where it does not count them."""
+    try:
+        status, content = ask("GET", "/metrics", None, 10)
+    except Silent:
+        return 0
+    rows = TOKENS.findall(content.decode(errors="replace")) if status == 200 else []
+    return int(sum(map(float, rows)))
+
+
+def _at(stage: Literal["names", "completion"], error: Silent) -> Silent:
+    error.stage = stage
+    return error
 
 
 def _parse(content: bytes, what: str, kind: type[Content]) -> Content:

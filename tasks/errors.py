@@ -95,3 +95,5 @@ class NotConverged(SparkrailError):
 
 class NotReady(SparkrailError):
     """What we waited for did not come."""
+
+    retryable: bool = False  # Whether the same again may go better.

@@ -156,3 +156,7 @@ def gather_facts(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: AR
         detail=summary(node, facts),
         data=facts,
     )
+
+
+# Logging in has its own attempts; a node that stays silent is told soon, not tried for long.
+gather_facts = gather_facts.with_options(retries=0)

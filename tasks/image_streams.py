@@ -102,9 +102,7 @@ def send_from_head(cluster: Cluster, worker: Node, name: str, platform: str, siz
     return moved
 
 
-def _pipe(
-    cluster: Cluster, worker: Node, save: list[str], size: int, progress: Progress
-) -> Moved:
+def _pipe(cluster: Cluster, worker: Node, save: list[str], size: int, progress: Progress) -> Moved:
     said = run_program(
         connect(cluster, cluster.head),
         "stream",

@@ -79,14 +79,20 @@ def _is_tokenizer(path: str) -> bool:
 
 def plan(want: Manifest, have: Manifest) -> list[Send]:
     """The files that are absent or differ, in one step; files only `have` holds are left alone."""
-    paths = tuple(
+    paths = differing(want, have)
+    size = sum(want.files[path].size for path in paths)
+    return [Send(paths, size, len(want.files))] if paths else []
+
+
+def differing(want: Manifest, have: Manifest) -> tuple[str, ...]:
+    """The files that are absent or differ; by their size alone where a sha256 is not known."""
+    return tuple(
         path
         for path, file in sorted(want.files.items())
         if (found := have.files.get(path)) is None
-        or (found.size, found.sha256) != (file.size, file.sha256)
+        or found.size != file.size
+        or (found.sha256 and file.sha256 and found.sha256 != file.sha256)
     )
-    size = sum(want.files[path].size for path in paths)
-    return [Send(paths, size, len(want.files))] if paths else []
 
 
 def extra_weights(want: Manifest, have: Manifest) -> tuple[str, ...]:

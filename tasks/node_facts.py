@@ -122,13 +122,9 @@ class GpuHolder(BaseModel, frozen=True):
     process: Process | None = None
 
 
-class Folder(BaseModel, frozen=True):
-    """How much lies in a model's folder, and what its configs say."""
+class ModelFacts(BaseModel, frozen=True):
+    """What the configs in the model's folder say."""
 
-    path: str
-    exists: bool
-    files: int
-    bytes: int
     config: Mapping[str, Any] = {}
     own_code: tuple[str, ...] = ()  # The configs that name code of the model's own.
 
@@ -182,8 +178,8 @@ class NodeFacts(BaseModel, frozen=True):
     removes_ipc: bool = True
     rdma_devices: tuple[str, ...] = ()
     cuda: str = ""
-    model: Folder
-    weights: Manifest | None = None  # What lies in the model's folder, not read as a whole.
+    model: ModelFacts
+    weights: Manifest = Manifest()  # The model's folder, without having read all of it.
     peers: tuple[Peer, ...] = ()
     programs: Mapping[str, str]
     ports: tuple[Port, ...]

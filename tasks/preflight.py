@@ -7,8 +7,9 @@ from pydantic import BaseModel
 
 from blocks import Cluster, Node
 from tasks.checks import CHECKS
-from tasks.checks.site import Site, Verdict
+from tasks.checks.site import Level, Site
 from tasks.converge import Outcome, Run, step
+from tasks.engine_verdicts import Verdict
 from tasks.errors import (
     CommandTimedOut,
     HostKeyRefused,
@@ -25,7 +26,7 @@ class Problem(BaseModel, frozen=True):
 
     node: str
     check: str
-    verdict: Verdict
+    verdict: Level
     detail: str
     remedy: str = ""
 
@@ -37,7 +38,7 @@ class Problem(BaseModel, frozen=True):
 def problems(
     cluster: Cluster,
     facts: Mapping[str, NodeFacts | SparkrailError],
-    weights_bytes: int | None = None,
+    engine: Verdict | None = None,
 ) -> list[Problem]:
     """One row per check and node; an error instead of a node's facts is a row too."""
     read = {name: found for name, found in facts.items() if isinstance(found, NodeFacts)}
@@ -46,7 +47,7 @@ def problems(
         found = facts.get(node.name)
         if isinstance(found, NodeFacts):
             rows.append(_reached(node, found))
-            rows += _judged(Site(cluster, node, read, weights_bytes))
+            rows += _judged(Site(cluster, node, read, engine))
         else:
             rows.append(_unread(node, found))
     return rows
@@ -116,10 +117,10 @@ def preflight(
     node: Node,
     run: Run,  # noqa: ARG001 - as every step
     facts: Mapping[str, NodeFacts | SparkrailError],
-    weights_bytes: int | None = None,
+    engine: Verdict | None = None,
 ) -> Outcome:
     """Refuse to begin where something would make the deploy fail."""
-    rows = problems(cluster, facts, weights_bytes)
+    rows = problems(cluster, facts, engine)
     if blocking(rows):
         raise preflight_failed(rows)
     slow = [f"{row.node}: {row.check}" for row in rows if row.verdict == "slow"]

@@ -17,10 +17,11 @@ def run_program(
     *arguments: str,
     timeout: float,
     on_progress: Callable[[Any], None] | None = None,
+    prefix: tuple[str, ...] = (),
 ) -> Any:
     """What the program says in its last line of JSON; the lines before it tell its progress."""
     result = remote.run(
-        ("python3", "-", name, *arguments),
+        (*prefix, "python3", "-", name, *arguments),
         timeout=timeout,
         stdin=(FOLDER / f"{name}.py").read_bytes(),
         on_output=_by_line(on_progress) if on_progress else None,

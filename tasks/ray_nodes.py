@@ -1,29 +1,23 @@
-"""Ray's nodes: started on the head, joined by the workers, proven to be exactly those planned."""
+"""Ray's nodes: what the head and the containers say of them, and what is not as planned."""
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from blocks import Cluster, Node
-from tasks import artifacts, containers
-from tasks.containers import log_tail
-from tasks.converge import Gone, Outcome, Ready, Run, Waiting, converge, step, wait_until
-from tasks.engines import engine
 from tasks.errors import CommandFailed, NotReady
-from tasks.failures import ANSI, find_failure
+from tasks.listeners import Listener, strangers
 from tasks.remote import connect
-from tasks.topology import ContainerSpec, ray_container
+from tasks.topology import ray_container
 
 RELAYED = Path(__file__).parent / "relayed"
 LIST_NODES = (RELAYED / "ray_nodes.py").read_bytes()
 LOOK_AT_MEMBER = (RELAYED / "member.py").read_bytes()
-STARTED = "Ray runtime started."
-HEAD_SECONDS = 90.0
+# A node that was killed stays in Ray's table for up to 15 s.
+EXCESS_SECONDS = 25.0
+CODES = range(-1, 256)
 
 
 class RayNode(BaseModel, frozen=True):
@@ -38,6 +32,21 @@ class RayNode(BaseModel, frozen=True):
     def gpus(self) -> float:
         # A node without GPUs has no such key at all.
         return self.resources.get("GPU", 0.0)
+
+
+class Placement(BaseModel, frozen=True):
+    """What came of asking Ray for the engine's placement group."""
+
+    granted: bool
+    free_gpus: Mapping[str, float] = {}  # By the node's id, when it was not granted.
+    seconds: float = 0.0
+
+
+class Seen(BaseModel, frozen=True):
+    """What the head says of its cluster."""
+
+    nodes: tuple[RayNode, ...]
+    placement: Placement | None = None
 
 
 class Raylet(BaseModel, frozen=True):
@@ -56,11 +65,11 @@ class Member(BaseModel, frozen=True):
     raylets: tuple[Raylet, ...] = ()
 
 
-def parse_nodes(text: str) -> list[RayNode]:
+def parse_seen(text: str) -> Seen:
     """What the relayed program printed."""
     try:
-        return [RayNode.model_validate(row) for row in json.loads(text)["nodes"]]
-    except (ValueError, KeyError, TypeError) as error:
+        return Seen.model_validate_json(text)
+    except ValueError as error:
         raise CommandFailed(
             "Ray's head said something else than its nodes", details=text
         ) from error
@@ -130,40 +139,61 @@ def member_problems(cluster: Cluster, members: Mapping[str, Member]) -> list[tup
     return found
 
 
-def versions(member: Member) -> dict[str, str]:
-    """What the release record keeps of them."""
-    return {"python": member.python, "ray": member.ray, "vllm": member.vllm}
+def bundles(cluster: Cluster) -> list[dict[str, float]]:
+    """The placement group that vLLM asks for: its first rank where the server is."""
+    ranks = cluster.serve.tensor_parallel * cluster.serve.pipeline_parallel
+    first = {"GPU": 1.0, f"node:{cluster.head.fabric_address}": 0.001}
+    return [first, *({"GPU": 1.0} for _ in range(ranks - 1))]
 
 
-def node_rows(
-    cluster: Cluster, nodes: Sequence[RayNode], members: Mapping[str, Member]
-) -> list[dict[str, Any]]:
-    """The table of the verified nodes, for people."""
-    gpus = {each.address: each.gpus for each in nodes if each.alive}
-    return [
-        {
-            "node": node.name,
-            "role": "head" if node == cluster.head else "worker",
-            "address": node.fabric_address,
-            "interface": members[node.name].raylets[0].GLOO_SOCKET_IFNAME,
-            "GPUs": f"{gpus[node.fabric_address]:g}",
-            "Ray": members[node.name].ray,
-            "Python": members[node.name].python,
-            "vLLM": members[node.name].vllm,
-        }
+def placement_problems(cluster: Cluster, seen: Seen) -> list[tuple[str, str]]:
+    """(node, what is wrong) when Ray does not give what the engine will ask for."""
+    if seen.placement is None or seen.placement.granted:
+        return []
+    addresses = {each.id: each.address for each in seen.nodes}
+    free = {addresses.get(name, ""): count for name, count in seen.placement.free_gpus.items()}
+    taken = [
+        (node.name, f"{free[node.fabric_address]:g} of its {node.gpus} GPUs are free in Ray")
         for node in cluster.nodes
+        if free.get(node.fabric_address, node.gpus) < node.gpus
+    ]
+    return taken or [
+        (cluster.head.name, f"Ray grants no placement group of {json.dumps(bundles(cluster))}")
+    ]
+
+
+def listening_problems(cluster: Cluster, seen: Sequence[Listener]) -> list[tuple[str, str]]:
+    """(node, what is wrong) unless our Ray, and nobody else, listens on the planned port."""
+    port, head = cluster.ray.port, cluster.head.name
+    if not seen:
+        return [(head, f"nobody listens on Ray's port {port}")]
+    return [
+        (head, f"another process than our Ray listens on {each.address}:{port}")
+        for each in strangers(seen)
     ]
 
 
 def observe_ray(cluster: Cluster, node: Node, timeout: float) -> list[RayNode]:
     """Ray's node table, as the head's container sees it; settled, or as it is at the deadline."""
-    addresses = ",".join(each.fabric_address for each in cluster.nodes)
-    gcs = f"{cluster.head.fabric_address}:{cluster.ray.port}"
+    return list(ask_ray(cluster, node, timeout).nodes)
+
+
+def ask_ray(
+    cluster: Cluster,
+    node: Node,
+    timeout: float,
+    bundles: Sequence[Mapping[str, float]] = (),
+) -> Seen:
+    """Ray's node table and, once it is as planned, whether Ray grants these bundles."""
+    asked = {
+        "gcs": f"{cluster.head.fabric_address}:{cluster.ray.port}",
+        "wanted": [each.fabric_address for each in cluster.nodes],
+        "timeout": timeout,
+        "excess": EXCESS_SECONDS,
+        "bundles": bundles,
+    }
     result = connect(cluster, node).run(
-        exec_python(cluster, gcs, addresses, f"{timeout:g}"),
-        stdin=LIST_NODES,
-        timeout=timeout + 30,
-        ok=range(256),
+        exec_python(cluster, json.dumps(asked)), stdin=LIST_NODES, timeout=timeout + 60, ok=CODES
     )
     if result.code != 0 or not result.stdout.strip():
         raise NotReady(
@@ -171,7 +201,7 @@ def observe_ray(cluster: Cluster, node: Node, timeout: float) -> list[RayNode]:
             node=node.name,
             details="\n".join(result.stderr.strip().splitlines()[-5:]),
         )
-    return parse_nodes(result.stdout.strip().splitlines()[-1])
+    return parse_seen(result.stdout.strip().splitlines()[-1])
 
 
 def observe_member(cluster: Cluster, node: Node) -> Member:
@@ -183,93 +213,3 @@ def observe_member(cluster: Cluster, node: Node) -> Member:
 def exec_python(cluster: Cluster, *arguments: str) -> tuple[str, ...]:
     """A program on standard input, run by the Python of the node's Ray container."""
     return ("docker", "exec", "-i", ray_container(cluster), "python3", "-", *arguments)
-
-
-def ensure_ray(cluster: Cluster, node: Node, run: Run, want: ContainerSpec, name: str) -> Outcome:
-    """The node's Ray container runs as wanted, and its raylet has started."""
-    with engine(cluster, node) as client:
-
-        def observe() -> dict[str, containers.Container]:
-            found = containers.observe(client, (want.name,))
-            containers.refuse_foreign(cluster.name, node.name, found)
-            return found
-
-        outcome = converge(
-            name,
-            node.name,
-            observe,
-            lambda have: containers.plan(want, have, run.id, run.restart),
-            partial(containers.act, client, cluster.name, node.name, run.id),
-            dry_run=run.dry_run,
-        )
-        if outcome.status == "changed":
-            timeout = HEAD_SECONDS if want.role == "head" else cluster.ray.join_seconds
-            wait_until(
-                name,
-                node.name,
-                lambda: judge_start(client, want.name),
-                timeout=timeout,
-                details=lambda: log_tail(client, want.name),
-            )
-    return outcome
-
-
-def judge_start(client: Any, name: str) -> Ready | Waiting | Gone:
-    """One look at a Ray container that starts."""
-    container = containers.observe(client, (name,)).get(name)
-    log = ANSI.sub("", log_tail(client, name, 200))
-    if container is None or not container.running:
-        hit = find_failure(log)
-        state = container.state if container else "gone"
-        return Gone(
-            f"its container is {state}: {hit.failure.cause}"
-            if hit
-            else f"its container is {state}",
-            details="\n".join(log.strip().splitlines()[-15:]),
-            remedy=hit.failure.remedy if hit else "",
-        )
-    return Ready() if STARTED in log else Waiting("ray start has not come to its end")
-
-
-@step("Ray head start")
-def start_head(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcome:
-    """The Ray head runs on the head node."""
-    return ensure_ray(cluster, node, run, want, "Ray head start")
-
-
-@step("worker join")
-def join_worker(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcome:
-    """A Ray worker runs on the node and was pointed at the head."""
-    return ensure_ray(cluster, node, run, want, "worker join")
-
-
-@step("cluster verification")
-def verify_cluster(cluster: Cluster, node: Node, run: Run) -> Outcome:
-    """Each planned address is alive in Ray exactly once, with its GPUs and equal versions."""
-    name = "cluster verification"
-    if run.dry_run:
-        return Outcome(step=name, node=node.name, status="planned")
-    nodes = observe_ray(cluster, node, timeout=cluster.ray.join_seconds)
-    problems = membership_problems(cluster, nodes)
-    members: dict[str, Member] = {}
-    if not problems:
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            found = pool.map(lambda each: observe_member(cluster, each), cluster.nodes)
-            members = {each.name: member for each, member in zip(cluster.nodes, found, strict=True)}
-        problems = member_problems(cluster, members)
-    if problems:
-        registered = ", ".join(sorted(each.address for each in nodes if each.alive)) or "nothing"
-        raise NotReady(
-            "; ".join(f"{where}: {why}" for where, why in problems),
-            details=f"Ray's head at {cluster.head.fabric_address}:{cluster.ray.port} has "
-            f"{registered}",
-            remedy=f"See docker logs {ray_container(cluster)} on the node that is named.",
-        )
-    artifacts.show_nodes(cluster, node_rows(cluster, nodes, members))
-    return Outcome(
-        step=name,
-        node=node.name,
-        status="unchanged",
-        detail=f"{len(nodes)} nodes, {cluster.gpus} GPUs",
-        data=versions(members[cluster.head.name]),
-    )

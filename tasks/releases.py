@@ -143,7 +143,7 @@ def decide(cluster: Cluster, node: Node, run: Run, wanted: Wanted) -> Outcome:
     decision = compare(cluster, wanted, observe_containers(cluster), run)
     if decision.nothing_to_do:
         decision = _alive(cluster, node)
-    detail = "; ".join(decision.reasons) or f"as wanted, and answers {decision.answer!r}"
+    detail = "; ".join(decision.reasons) or f"as wanted, and {decision.answer}"
     return Outcome(step="decide", node=node.name, status="unchanged", detail=detail, data=decision)
 
 
@@ -161,7 +161,7 @@ def _alive(cluster: Cluster, node: Node) -> Decision:
         answer = endpoint.check_answers(ask, cluster.model.name)
     except endpoint.Silent as error:
         return lost(cluster, [], [f"the server does not answer: {error.brief}"])
-    return Decision(answer=answer.text)
+    return Decision(answer=answer.told)
 
 
 @step("containers")

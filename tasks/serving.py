@@ -1,6 +1,9 @@
 """The vLLM server on the head: stopped, started, and waited for until it answers."""
 
 import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import docker
@@ -9,13 +12,17 @@ from blocks import Cluster, Node
 from tasks import containers, endpoint
 from tasks.containers import Container, Remove, log_tail
 from tasks.converge import Gone, Outcome, Ready, Run, Waiting, converge, step, wait_until
-from tasks.endpoint import Ask, Silent
+from tasks.endpoint import Answer, Ask, Silent
 from tasks.engines import engine
 from tasks.failures import ANSI, find_failure
+from tasks.listeners import Listener, listeners_of, strangers
+from tasks.rank_logs import Ranks, culprit
 from tasks.secret_values import load_secrets
-from tasks.topology import ContainerSpec
+from tasks.topology import ContainerSpec, serve_container
 
 LOG_LINES = 400
+# How long a healthy server may leave our completions without an answer, if nobody else gets one.
+ENGINE_SECONDS = 180.0
 # What comes whether or not a start gets on: our own questions, and reports made every so often.
 NO_PROGRESS = re.compile(
     r'"(GET|POST) /\S* HTTP/1\.[01]" \d|throughput: |Waiting for creating a placement group'
@@ -69,42 +76,135 @@ def serve(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcom
         )
         if outcome.status == "planned":
             return outcome
-        ask = endpoint.asker(cluster, load_secrets(cluster).api_key)
+        start = Start(
+            client,
+            cluster,
+            endpoint.asker(cluster, load_secrets(cluster).api_key),
+            partial(listeners_of, cluster, node, want.name, cluster.serve.port),
+            Ranks(cluster),
+        )
         answer = wait_until(
             name,
             node.name,
-            lambda: probe(client, cluster, ask, want.name),
+            start.probe,
             timeout=cluster.serve.ready_minutes * 60,
             stall=cluster.serve.stall_minutes * 60,
-            details=lambda: log_tail(client, want.name),
+            details=start.last_words,
         )
-    detail = f"answers {answer.text!r} in {answer.seconds:.2f} s"
-    return outcome.model_copy(update={"detail": detail, "data": answer.model_dump()})
+    return outcome.model_copy(update={"detail": answer.told, "data": answer.model_dump()})
 
 
-def probe(
-    client: docker.DockerClient, cluster: Cluster, ask: Ask, name: str
-) -> Ready | Waiting | Gone:
-    """One look at a starting server; a dead process or a known failure line ends the wait."""
-    container = containers.observe(client, (name,)).get(name)
-    running = container is not None and container.running
-    why = f"its container is {container.state if container else 'gone'}"
-    if running:
+@dataclass
+class Start:
+    """A server that starts, looked at again and again."""
+
+    client: docker.DockerClient
+    cluster: Cluster
+    ask: Ask
+    listening: Callable[[], Sequence[Listener]]
+    ranks: Ranks
+    clock: Callable[[], float] = time.monotonic
+    completions: int = 0
+    unanswered_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        return serve_container(self.cluster)
+
+    def probe(self) -> Ready | Waiting | Gone:
+        """One look; a dead process or a known failure line ends the wait."""
+        container = containers.observe(self.client, (self.name,)).get(self.name)
+        if container is None or not container.running:
+            return self._ended(container.state if container else "gone")
         # Before the log: a line there that looks like a failure may be part of somebody's prompt.
         try:
-            return Ready(endpoint.check_answers(ask, cluster.model.name))
+            patience = min(60.0, 10.0 * 2**self.completions)
+            return self._ours(endpoint.check_answers(self.ask, self._model, timeout=patience))
         except Silent as error:
-            why = error.brief
-    log = log_tail(client, name, LOG_LINES)
-    hit = find_failure(log)
-    if hit:
-        return Gone(
-            f"{hit.failure.cause}: {hit.line}", details=_last(log), remedy=hit.failure.remedy
+            silent = error
+        log = log_tail(self.client, self.name, LOG_LINES)
+        return (
+            self._failed(log) or self._hopeless(silent) or Waiting(silent.brief, progress_of(log))
         )
-    if running:
-        return Waiting(why, progress=progress_of(log))
-    remedy = f"Its whole log: docker logs {name} on the head."
-    return Gone(why, details=_last(log), remedy=remedy)
+
+    @property
+    def _model(self) -> str:
+        return self.cluster.model.name
+
+    def _ours(self, answer: Answer) -> Ready | Waiting | Gone:
+        """Whether it was our server that answered, and not an older one on its port."""
+        port = self.cluster.serve.port
+        seen = self.listening()
+        if not seen:
+            return Waiting(f"nobody listens on port {port} any more")
+        return _stranger(seen, port) or Ready(answer)
+
+    def _ended(self, state: str) -> Gone:
+        log = log_tail(self.client, self.name, LOG_LINES)
+        found = self._failed(log)
+        if found:
+            return found
+        node = self.ranks.lost() or culprit(self.cluster, log, None)
+        why = f"its container is {state}"
+        if node != self.cluster.head:
+            why += f"; the cause seems to be on {node.name}"
+        return Gone(
+            why,
+            details=self._told(log, node),
+            remedy=f"Its whole log: docker logs {self.name} on the head.",
+            node=node.name,
+        )
+
+    def _failed(self, log: str) -> Gone | None:
+        hit = find_failure(log)
+        if hit is None:
+            return None
+        node = culprit(self.cluster, log, hit)
+        return Gone(
+            f"{hit.failure.cause}: {hit.line}",
+            details=self._told(log, node),
+            remedy=hit.failure.remedy,
+            node=node.name,
+            retryable=hit.failure.retryable,
+        )
+
+    def _hopeless(self, silent: Silent) -> Gone | None:
+        """What no waiting mends: another served name, or an engine that never completes."""
+        if silent.stage == "names":
+            port = self.cluster.serve.port
+            remedy = "See --served-model-name in serve.args, and who else listens on the port."
+            return _stranger(self.listening(), port) or Gone(silent.brief, remedy=remedy)
+        if silent.stage != "completion":
+            self.completions, self.unanswered_since = 0, None
+            return None
+        self.completions += 1
+        self.unanswered_since = self.unanswered_since or self.clock()
+        if self.clock() - self.unanswered_since < ENGINE_SECONDS:
+            return None
+        return Gone(
+            f"/health is 200, but the engine completes nothing: {silent.brief}",
+            details=f"{silent.details}\n{self.last_words()}".strip(),
+            remedy=f"Its whole log: docker logs {self.name} on the head.",
+        )
+
+    def last_words(self) -> str:
+        """For a wait that is given up: the server's log, and what the workers' ranks said."""
+        log = _last(log_tail(self.client, self.name))
+        return f"{log}\n{self.ranks.last_words(self.cluster.workers, 5)}".strip()
+
+    def _told(self, log: str, node: Node) -> str:
+        if node == self.cluster.head:
+            return _last(log)
+        return f"{_last(log, 8)}\n{self.ranks.last_words([node])}".strip()
+
+
+def _stranger(seen: Sequence[Listener], port: int) -> Gone | None:
+    if not strangers(seen):
+        return None
+    return Gone(
+        f"another process than our server answers on port {port}",
+        remedy=f"End it, or set another serve.port (ss -ltnp 'sport = :{port}' on the head).",
+    )
 
 
 def progress_of(log: str) -> tuple[str, ...]:

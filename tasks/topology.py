@@ -118,7 +118,9 @@ def environment(
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    values = {**derived, **cluster.environment, **node.environment}
+    # An interface that is left empty is no choice: without ours, Gloo would take 127.0.0.1.
+    own = {name: value for name, value in node.environment.items() if value or name not in STAY}
+    values = {**derived, **cluster.environment, **own}
     secret = secrets.environment if secrets else {}
     shown = [name for name, value in values.items() if value and name not in secret]
     if secrets:

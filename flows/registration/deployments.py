@@ -144,10 +144,9 @@ def ensure_deployment(
 
 def _differing(want: Wanted, have: DeploymentResponse) -> dict[str, Any]:
     limit = have.global_concurrency_limit
-    observed = {
-        **{name: getattr(have, name) for name in want.fields},
-        "concurrency_limit": limit and limit.limit,
-    }
+    # The field of that name is deprecated there, and always None.
+    observed = {name: getattr(have, name) for name in want.fields if name != "concurrency_limit"}
+    observed["concurrency_limit"] = limit and limit.limit
     return {name: value for name, value in want.fields.items() if observed[name] != value}
 
 

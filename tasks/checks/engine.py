@@ -1,6 +1,6 @@
 """Checks of docker, the engine image and our containers' names."""
 
-from tasks.checks.site import Finding, Site, age, blocked, gib, ready
+from tasks.checks.site import Finding, Site, age, blocked, gib, ready, slow
 from tasks.topology import ray_container, serve_container
 
 DOCKER_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -68,9 +68,43 @@ def image(site: Site) -> Finding | None:
     notes = [judged.architecture if judged else here.architecture, gib(here.size)]
     if site.is_head and here.entrypoint:
         notes.append(f"its entrypoint {' '.join(here.entrypoint)} is not used")
-    if source and here.layers != source.layers:
-        notes = ["differs from the head's, will be copied"]
+    if source and here.content != source.content:
+        notes = ["differs from the head's, will be replaced by it"]
     return ready(", ".join(notes))
+
+
+def programs(site: Site) -> Finding | None:
+    """vLLM and Ray are in the image: newer engine images come without Ray."""
+    found = site.engine
+    if not site.is_head or found is None:
+        return None
+    name = site.cluster.image.name
+    if found.missing:
+        return blocked(
+            f"{name} has no {' and no '.join(found.missing)}",
+            "Take an image with vLLM and Ray for these nodes, or build one.",
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    return ready(versions or "vllm, ray") if not found.unparsed else None
+
+
+def arguments(site: Site) -> Finding | None:
+    """What vLLM's own parser says of serve.arguments."""
+    found = site.engine
+    if not site.is_head or found is None or found.missing:
+        return None
+    if found.unparsed:
+        return slow(
+            f"vLLM's parser could not be asked: {found.unparsed}",
+            "Compare serve.arguments with `vllm serve --help` of that image.",
+        )
+    if found.refused:
+        return blocked(
+            f"vllm serve refuses its arguments: {found.refused}",
+            "Correct serve.arguments in the spec; `vllm serve --help` of that image tells which "
+            "there are.",
+        )
+    return ready(f"accepted by vLLM's parser ({found.source})")
 
 
 def container_names(site: Site) -> Finding | None:

@@ -1,8 +1,9 @@
-"""Checks of the machine: programs, disks, memory, GPUs, clock."""
+"""Checks of the machine: programs, disks, GPUs, clock."""
 
 from typing import NamedTuple
 
 from tasks.checks.site import Finding, Site, blocked, gib, how_to_end, named, ready, slow
+from tasks.manifests import differing
 from tasks.node_facts import CONTAINERD_ROOT, Disk, Gpu, GpuHolder
 
 RESERVE = 2**30  # Logs and the files of running containers.
@@ -25,27 +26,6 @@ def programs(site: Site) -> Finding | None:
         f"not on the PATH of {site.here.user}: {', '.join(missing)}",
         f"On {site.node.name}: sudo apt install {packages}",
     )
-
-
-def weights(site: Site) -> Finding:
-    """Present on the head; on a worker, somewhere they can be written."""
-    model, path = site.here.model, site.cluster.model.path
-    if model.files and (site.is_head or model.bytes == site.weights):
-        return ready(f"{model.files} files, {gib(model.bytes)}")
-    if site.is_head:
-        state = "is empty" if model.exists else "does not exist"
-        return blocked(
-            f"{path} {state} on {site.node.name}",
-            f"Put the model's files there, for example: hf download ORG/NAME --local-dir {path}",
-        )
-    disk = site.here.disk_of(path)
-    if disk and not disk.writable:
-        return blocked(
-            f"{site.here.user} may not write to {disk.nearest}, but {path} must be made or "
-            "completed",
-            f"On {site.node.name}: sudo install -d -o {site.here.user} {path}",
-        )
-    return ready(f"will be copied from {site.cluster.head.name} ({gib(site.weights)})")
 
 
 class Need(NamedTuple):
@@ -91,7 +71,7 @@ def _image_need(site: Site) -> Need:
     source = site.head.docker.image if site.head and site.head.docker else None
     here = site.here.docker.image if site.here.docker else None
     path = _image_path(site)
-    if site.is_head or source is None or (here and here.layers == source.layers):
+    if site.is_head or source is None or (here and here.content == source.content):
         return Need("docker", path, RESERVE, RESERVE)
     # `docker load` keeps what arrives beside what it unpacks.
     size = RESERVE + 2 * source.size
@@ -111,15 +91,13 @@ def _image_path(site: Site) -> str:
 
 
 def _weights_need(site: Site) -> Need:
-    missing = 0 if site.is_head else max(0, site.weights - site.here.model.bytes)
-    return Need("the weights", site.cluster.model.path, missing, missing)
-
-
-def memory(site: Site) -> Finding:
-    found = site.here.memory
-    return ready(
-        f"{gib(found.total)}, {gib(found.available)} available, {gib(found.free)} of it free"
-    )
+    want, have = site.wanted_weights.files, site.here.weights.files
+    lacking = () if site.is_head else differing(site.wanted_weights, site.here.weights)
+    replaced = {name: have[name].size for name in lacking if name in have}
+    missing = sum(max(0, want[name].size - replaced.get(name, 0)) for name in lacking)
+    # A file that is replaced stays until the new one is whole.
+    whole = missing + max(replaced.values(), default=0)
+    return Need("the weights", site.cluster.model.path, whole, missing)
 
 
 def gpus(site: Site) -> Finding:
@@ -145,12 +123,24 @@ def driver(site: Site) -> Finding | None:
     there = sorted({gpu.driver for gpu in site.there.gpus})
     if not here or not there:
         return None
-    if here == there:
-        return ready(", ".join(here))
-    return slow(
-        f"{', '.join(here)}, but {site.reference.name} has {', '.join(there)}",
-        "Install the same driver on all nodes.",
-    )
+    if here != there:
+        return slow(
+            f"{', '.join(here)}, but {site.reference.name} has {', '.join(there)}",
+            "Install the same driver on all nodes.",
+        )
+    serves = f"{', '.join(here)}, CUDA {site.here.cuda or 'unknown'}"
+    image = site.head.docker.image if site.head and site.head.docker else None
+    if image and image.cuda and _major(image.cuda) > _major(site.here.cuda) > 0:
+        return slow(
+            f"{serves}, but {site.cluster.image.name} is made for CUDA {image.cuda}",
+            "Install a newer driver on all nodes, or take an image for this one.",
+        )
+    return ready(serves)
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def gpu_memory(site: Site) -> Finding | None:
@@ -159,7 +149,7 @@ def gpu_memory(site: Site) -> Finding | None:
     if error:
         wanted = site.cluster.image.gpu_access == "nvidia"
         return slow(f"cannot tell who holds it: {error}", "See `nvidia-smi`.") if wanted else None
-    foreign = [held for held in holders if not site.is_ours(site.container_of(held.process))]
+    foreign = [held for held in holders if not site.is_ours_holder(held)]
     if not foreign:
         return ready(f"held by {len(holders)} processes of ours" if holders else "held by nobody")
     return slow(

@@ -1,4 +1,4 @@
-"""Checks of the way between the nodes: TCP, packets of full size, and the head's ssh to a worker."""
+"""Checks of the way between the nodes: TCP, packets of full size, the head's ssh to a worker."""
 
 from collections.abc import Iterator
 

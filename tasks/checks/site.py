@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from blocks import Cluster, Node
 from tasks.containers import CLUSTER_LABEL, Container
-from tasks.node_facts import NodeFacts, Process
+from tasks.engine_verdicts import Verdict
+from tasks.manifests import Manifest, differing
+from tasks.node_facts import GpuHolder, NodeFacts, Process
 
-Verdict = Literal["ready", "slow", "blocked"]
+Level = Literal["ready", "slow", "blocked"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Site:
     cluster: Cluster
     node: Node
     facts: Mapping[str, NodeFacts]
-    weights_bytes: int | None = None
+    engine: Verdict | None = None  # Of the engine on its own arguments.
 
     @property
     def here(self) -> NodeFacts:
@@ -42,11 +44,34 @@ class Site:
         return self.facts[self.reference.name]
 
     @property
-    def weights(self) -> int:
-        """Bytes of the weights: as we were told, else what lies on the head."""
-        if self.weights_bytes is not None:
-            return self.weights_bytes
-        return self.head.model.bytes if self.head else 0
+    def wanted_weights(self) -> Manifest:
+        """What lies on the head, and so must lie on every node."""
+        return self.head.weights if self.head else Manifest()
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What config.json on the head says."""
+        return self.head.model.config if self.head else {}
+
+    @property
+    def runs(self) -> bool:
+        """Whether a release of ours runs on this node."""
+        docker = self.here.docker
+        found = docker.containers if docker else ()
+        return any(container.running and self.is_ours(container) for container in found)
+
+    @property
+    def needs_transfer(self) -> bool:
+        """Whether image or weights have to be sent to this node."""
+        images = [each.docker.image if each and each.docker else None for each in self._ends]
+        contents = {image.content if image else "" for image in images}
+        if len(contents) > 1 or "" in contents:
+            return True
+        return bool(differing(self.wanted_weights, self.here.weights))
+
+    @property
+    def _ends(self) -> tuple[NodeFacts | None, NodeFacts]:
+        return self.head, self.here
 
     def container_of(self, process: Process | None) -> Container | None:
         if process is None or self.here.docker is None:
@@ -56,11 +81,14 @@ class Site:
     def is_ours(self, container: Container | None) -> bool:
         return container is not None and container.label(CLUSTER_LABEL) == self.cluster.name
 
+    def is_ours_holder(self, held: GpuHolder) -> bool:
+        return self.is_ours(self.container_of(held.process))
+
 
 class Finding(NamedTuple):
     """What a check found on a node, and what to do about it."""
 
-    verdict: Verdict
+    verdict: Level
     detail: str
     remedy: str = ""
 

@@ -62,7 +62,7 @@ def _one_interface(site: Site, name: str, value: str) -> Finding | None:
 
 
 def _chosen(site: Site, node: str, name: str) -> Interface | None:
-    """The interface that a variable names on another node: by the spec, or by its fabric address."""
+    """What a variable names on another node: by the spec, or by the fabric address there."""
     facts = site.facts.get(node)
     other = next(each for each in site.cluster.nodes if each.name == node)
     if facts is None or other == site.node:

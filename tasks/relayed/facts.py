@@ -24,7 +24,6 @@ CONTAINER = re.compile(r"docker[-/]([0-9a-f]{64})")
 CUDA = re.compile(r"CUDA (?:UMD )?Version *: *([0-9.]+)")
 UNIT = re.compile(r"/([^/]+\.service)(?:/|$)", re.M)
 LISTEN = "0A"
-MOST_FILES = 20000
 CONFIGS = ("config.json", "tokenizer_config.json", "preprocessor_config.json")
 GPU_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.free")
 IDENTITY_FIELDS = GPU_FIELDS[:4]
@@ -344,21 +343,9 @@ def disk(path: str) -> dict[str, Any]:
     }
 
 
-def folder(path: str, keys: list[str]) -> dict[str, Any]:
-    """How much lies in a folder, of a huge one the beginning; and what its configs say."""
-    files = size = 0
-    for parent, _, found in os.walk(path):
-        for name in found:
-            with contextlib.suppress(OSError):
-                size += os.stat(os.path.join(parent, name)).st_size
-                files += 1
-        if files > MOST_FILES:
-            break
+def model(path: str, keys: list[str]) -> dict[str, Any]:
+    """What a model's configs say."""
     return {
-        "path": path,
-        "exists": os.path.isdir(path),
-        "files": files,
-        "bytes": size,
         "config": config(path, keys),
         "own_code": [name for name in CONFIGS if "auto_map" in document(path, name)],
     }
@@ -385,7 +372,9 @@ def removes_ipc(etc: str) -> bool:
     folder = os.path.join(etc, "systemd/logind.conf.d")
     files = [os.path.join(etc, "systemd/logind.conf")]
     files += [os.path.join(folder, name) for name in names(folder) if name.endswith(".conf")]
-    said = [word for file in files for word in re.findall(r"^ *RemoveIPC *= *(\w+)", read(file), re.M)]
+    said = [
+        word for file in files for word in re.findall(r"^ *RemoveIPC *= *(\w+)", read(file), re.M)
+    ]
     return not said or said[-1].lower() in ("yes", "true", "on", "1")
 
 
@@ -416,7 +405,7 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "memory": memory(proc),
         "disks": [disk(path) for path in wanted.get("paths", [])],
-        "model": folder(wanted["model"], wanted.get("config", [])),
+        "model": model(wanted["model"], wanted.get("config", [])),
         "programs": {name: shutil.which(name) or "" for name in wanted.get("programs", [])},
         "docker_socket": docker_socket(),
         "removes_ipc": removes_ipc(wanted.get("etc", "/etc")),

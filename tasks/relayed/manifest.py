@@ -1,9 +1,10 @@
 """Tells what a model folder holds, links followed: each file's size, sha256 and visible faults.
 
-Relayed to the node; standard library only. Arguments: the folder, the state file, and "keep",
-"look" (write nothing) or "glance" (nor read whole files: what is not known has no sha256). Tells its
-progress every ten seconds, and last the manifest, each in a line of JSON. A file is read again only when its identity is not the one in the state file: any write
-changes its ctime, which no program can set back.
+Relayed to the node; standard library only. Arguments: the folder, the state file, and a mode:
+"keep", "look" (write nothing) or "glance" (nor read whole files: no sha256 of what is not known).
+Tells its progress every ten seconds, and last the manifest, each in a line of JSON. A file is read
+again only when its identity is not the one in the state file: any write changes its ctime, which no
+program can set back.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ IP_MTU_DISCOVER, IP_MTU, IP_PMTUDISC_PROBE = 10, 14, 3
 UDP_PORT = 33434
 SMALL, USUAL = 200, 1500
 HEADERS = 28  # Of IP and UDP.
+LONGEST = 65535
 TRIES = 2
 WAIT = 0.5
 
@@ -76,7 +77,7 @@ def own_mtu(source: str, address: str) -> int:
 def packets(source: str, address: str) -> dict[str, str]:
     """How packets of several sizes ended; nothing where not even a small one gets an answer."""
     with contextlib.suppress(OSError):
-        mtu = own_mtu(source, address)
+        mtu = min(own_mtu(source, address), LONGEST)
         if packet(source, address, SMALL) == "arrived":
             full = packet(source, address, mtu)
             found = {str(mtu): full}
@@ -92,8 +93,7 @@ def log_in(argv: list[str], timeout: float) -> dict[str, Any]:
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=timeout,
         )
     except FileNotFoundError:

@@ -5,13 +5,17 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import (
+    PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_LOGGING_TO_API_ENABLED,
     PREFECT_SERVER_ANALYTICS_ENABLED,
     temporary_settings,
 )
 from prefect.testing.utilities import prefect_test_harness
+
+from tests.lab.prefect_processes import Processes
 
 # A synchronous flow run waits a second for its heartbeat thread to end.
 QUICK = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
@@ -30,3 +34,29 @@ def prefect_server() -> Iterator[None]:
         # Prefect leaves sockets of its clients to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture(scope="package")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A Prefect server with the services that the harness leaves out; late runs are seen soon."""
+    home = tmp_path_factory.mktemp("prefect")
+    running = Processes(
+        home,
+        "none",
+        first_port=4500,
+        PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS="1",
+        PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS="1",
+    )
+    try:
+        running.start_server()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def client(processes: Processes) -> Iterator[SyncPrefectClient]:
+    """Everything in the test speaks to that server, and so does this."""
+    settings = {**QUICK, PREFECT_API_URL: f"{processes.ui}/api"}
+    with temporary_settings(settings), get_client(sync_client=True) as made:
+        yield made

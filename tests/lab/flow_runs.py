@@ -6,7 +6,8 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.sorting import ArtifactSort
 from prefect.states import Scheduled
 
 from tests.lab.prefect_processes import Processes
@@ -22,7 +23,9 @@ class Attempt:
     number: int
     state: str
     message: str
+    # From Running to the end, and from the start or the retry to the end.
     seconds: float
+    with_start: float
     # Such as {"worker join on worker1": "Changed"}, in the order of their starts.
     steps: dict[str, str]
     step_seconds: dict[str, float]
@@ -53,8 +56,9 @@ class FlowRuns:
 
         def look() -> FlowRun | None:
             found = self.read(run)
-            over = found.state is not None and found.state.type.value in ENDED
-            return found if over and found.run_count >= attempt else None
+            state = found.state.type.value if found.state else ""
+            assert state != "CRASHED", f"the run crashed: {found.state}"
+            return found if state in ENDED and found.run_count >= attempt else None
 
         found = poll(look, timeout, every=0.3)
         assert found is not None and found.state is not None
@@ -64,7 +68,7 @@ class FlowRuns:
             number=found.run_count,
             state=found.state.name or "",
             message=found.state.message or "",
-            seconds=_seconds(found),
+            **self._times(run),
             steps={each.name: each.state_name or "" for each in tasks},
             step_seconds={each.name: each.total_run_time.total_seconds() for each in tasks},
         )
@@ -75,19 +79,26 @@ class FlowRuns:
         of_attempt = [each for each in found if each.flow_run_run_count == attempt]
         return sorted(of_attempt, key=lambda each: str(each.start_time or each.created))
 
-    def artifacts(self, run: UUID) -> dict[str, Artifact]:
-        """The artifacts of a run, by key; of several with one key the latest."""
-        said = self.client._client.post("/artifacts/filter", json={"flow_runs": {"id": {"any_": [str(run)]}}, "sort": "CREATED_DESC"})
-        found = [Artifact.model_validate(each) for each in said.json()]
-        return {str(each.key): each for each in reversed(found)}
+    def artifacts(self, run: UUID) -> dict[str, Any]:
+        """What a run's artifacts show, by key; of several with one key the latest."""
+        found = self.client.read_artifacts(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
+            sort=ArtifactSort.CREATED_DESC,
+        )
+        return {str(each.key): each.data for each in reversed(found)}
 
     def _final_tasks(self, run: UUID, attempt: int) -> list[TaskRun]:
         found = self.tasks(run, attempt)
         final = all(each.state is not None and each.state.is_final() for each in found)
         return found if final else []
 
-
-def _seconds(run: FlowRun) -> float:
-    """Of the last attempt alone."""
-    assert run.state is not None and run.start_time is not None
-    return run.total_run_time.total_seconds()
+    def _times(self, run: UUID) -> dict[str, float]:
+        """Of the last attempt alone."""
+        states = self.client.read_flow_run_states(run)
+        asked = max(each.timestamp for each in states if each.type.value == "SCHEDULED")
+        running = max(each.timestamp for each in states if each.type.value == "RUNNING")
+        ended = max(each.timestamp for each in states)
+        return {
+            "seconds": (ended - running).total_seconds(),
+            "with_start": (ended - asked).total_seconds(),
+        }

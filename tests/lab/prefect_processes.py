@@ -25,8 +25,10 @@ class PrefectFailed(Exception):
 class Processes:
     """Server and worker with a folder of their own; those that still run there are used again."""
 
-    def __init__(self, home: Path, cluster: str, first_port: int = 4200) -> None:
+    def __init__(self, home: Path, cluster: str, first_port: int = 4200, **settings: str) -> None:
         self.home = home
+        self.cluster = cluster
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
         home.mkdir(parents=True, exist_ok=True)
         self.port = self._running_port() or _free_port(first_port)
         self.environment: Mapping[str, str] = {
@@ -36,12 +38,9 @@ class Processes:
             "PREFECT_SERVER_API_PORT": str(self.port),
             "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            # A run that dies is seen soon; a flow waits a second for this thread at its end.
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_LOGGING_LEVEL": "WARNING",
-            "SPARKRAIL_HOME": str(REPOSITORY),
-            "SPARKRAIL_CLUSTER": cluster,
+            **settings,
         }
 
     @property
@@ -63,11 +62,8 @@ class Processes:
             time.sleep(0.3)
 
     def register(self) -> None:
-        """Work pool and deployments."""
-        if POOL not in self.command("prefect", "work-pool", "ls"):
-            self.command("prefect", "work-pool", "create", POOL, "--type", "process")
-        file = "deployments/prefect.yaml"
-        self.command("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file)
+        """Block types, work pool, deployments and automations."""
+        self.command("sparkrail", "register", self.cluster)
 
     def start_worker(self) -> None:
         if not self.is_running("worker"):
@@ -106,6 +102,7 @@ class Processes:
                 stderr=log,
                 start_new_session=True,
             )
+        self._children[name] = process
         (self.home / f"{name}.pid").write_text(f"{process.pid} {_start_time(process.pid)}")
 
     def is_running(self, name: str) -> int:
@@ -122,6 +119,8 @@ class Processes:
             os.killpg(pid, signal.SIGTERM)
             if not _within(15, lambda: not self.is_running(name)):
                 os.killpg(pid, signal.SIGKILL)
+            if child := self._children.pop(name, None):
+                child.wait()
         (self.home / f"{name}.pid").unlink(missing_ok=True)
 
     def _running_port(self) -> int:

@@ -2,20 +2,23 @@
 """A stub of `vllm serve` at the process boundary, for the lab's image of a fast engine.
 
 It is called, waits for Ray, answers over HTTP and asks for the API key as vLLM does, in a second
-instead of a minute; what it answers comes from no model. It stands in the image as /usr/local/bin/
-vllm, so it imports nothing of ours.
+instead of a minute; what it answers comes from no model. It ends at once when it is asked for too
+long a context, which vLLM finds out only when it starts, too. With STUB_HOLD in its environment it
+loads its weights until SIGUSR1. It stands in the image as /usr/local/bin/vllm, so it imports
+nothing of ours.
 """
 
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ANSWER = " of the stub"
+LONGEST = 4096
 
 
 def main() -> None:
@@ -25,10 +28,12 @@ def main() -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         sys.exit(f"ConnectionError: no Ray at {host}:{port}: {error}")
-    if options.hold:
+    if options.max_model_len > LONGEST:
+        sys.exit(f"ValueError: max_model_len ({options.max_model_len}) is greater than {LONGEST}")
+    if os.environ.get("STUB_HOLD"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         print("INFO loading weights", flush=True)
-        while True:
-            time.sleep(60)
+        signal.sigwait({signal.SIGUSR1})
     print(f"INFO serving {options.served_model_name} on port {options.port}", flush=True)
     Handler.names = options.served_model_name
     Handler.key = os.environ.get("VLLM_API_KEY", "")
@@ -37,7 +42,7 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that sparkrail derives, and one of the stub's own."""
+    """The arguments that sparkrail derives."""
     top = argparse.ArgumentParser(prog="vllm")
     serve = top.add_subparsers(required=True).add_parser("serve")
     serve.add_argument("model")
@@ -47,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--tensor-parallel-size", type=int)
     serve.add_argument("--pipeline-parallel-size", type=int)
     serve.add_argument("--distributed-executor-backend", choices=["ray"])
-    serve.add_argument("--hold", action="store_true", help="never begin to answer")
+    serve.add_argument("--max-model-len", type=int, default=LONGEST)
     return top
 
 

@@ -54,7 +54,7 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
     "node name with a dot": ({"head": {"name": "head.local"}}, f"head.name: {NAME}"),
     "unknown key, near one": (
         {"head": {"adress": "x"}},
-        f"head.adress: unknown key (did you mean address?); allowed: {NODE_KEYS}",
+        f"head.adress: unknown key (did you mean address?); allowed: {NODE_KEYS}, transport",
     ),
     "unknown key, far from all": (
         {"model": {"zzz": 1}},

@@ -170,17 +170,24 @@ def nvidia_smi(gpus: str, holders: str = "exit 0") -> str:
 
 
 @pytest.mark.parametrize(
-    ("row", "memory"),
+    ("row", "memory", "free"),
     [
-        pytest.param(f"0, NVIDIA GB10, {GPU}, 580.95.05, [N/A]", None, id="GB10"),
-        pytest.param(f"0, NVIDIA GB10, {GPU}, 580.95.05, Not Supported", None, id="older GB10"),
-        pytest.param(f"0, NVIDIA H200, {GPU}, 580.95.05, 143771", 143771, id="H200"),
+        pytest.param(f"0, NVIDIA GB10, {GPU}, 580.95.05, [N/A], [N/A]", None, None, id="GB10"),
+        pytest.param(
+            f"0, NVIDIA GB10, {GPU}, 580.95.05, Not Supported, Not Supported",
+            None,
+            None,
+            id="older GB10",
+        ),
+        pytest.param(
+            f"0, NVIDIA H200, {GPU}, 580.95.05, 143771, 143000", 143771, 143000, id="H200"
+        ),
     ],
 )
-def test_gpus(tmp_path: Path, row: str, memory: int | None) -> None:
+def test_gpus(tmp_path: Path, row: str, memory: int | None, free: int | None) -> None:
     facts = relayed(stub(tmp_path / "bin", "nvidia-smi", nvidia_smi(says(row))))
-    assert [(gpu.uuid, gpu.driver, gpu.memory_mib) for gpu in facts.gpus] == [
-        (GPU, "580.95.05", memory)
+    assert [(gpu.uuid, gpu.driver, gpu.memory_mib, gpu.free_mib) for gpu in facts.gpus] == [
+        (GPU, "580.95.05", memory, free)
     ]
     assert facts.gpus_error == ""
 
@@ -215,6 +222,19 @@ def test_gpus_that_cannot_be_asked(tmp_path: Path, script: str | None, error: st
     facts = relayed(programs, timeout=2)
     assert (facts.gpus, facts.gpu_holders) == ((), ())
     assert (facts.gpus_error, facts.gpu_holders_error) == (error, error)
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"),
+    [
+        ("| NVIDIA-SMI 580.95.05  Driver Version: 580.95.05  CUDA Version: 13.0     |", "13.0"),
+        ("| NVIDIA-SMI 590.44  KMD Version: 590.44  CUDA UMD Version: 13.1   |", "13.1"),
+        ("No devices were found", ""),
+    ],
+)
+def test_the_newest_cuda_that_the_driver_serves(tmp_path: Path, line: str, cuda: str) -> None:
+    script = f'case "$*" in "") {says(line)};; esac'
+    assert relayed(stub(tmp_path / "bin", "nvidia-smi", script)).cuda == cuda
 
 
 @pytest.mark.parametrize(
@@ -290,6 +310,7 @@ def test_interfaces_with_rdma(tmp_path: Path) -> None:
     fabric = facts.interface_of("10.77.0.1")
     assert fabric is not None
     assert fabric.network_of("10.77.0.1") == "10.77.0.0/24"
+    assert facts.rdma_devices == ("roceP2p1s0f1", "rocep1s0f1")
     assert [(port.device, port.state, port.roce_v2) for port in fabric.rdma] == [
         ("rocep1s0f1", "ACTIVE", {"10.77.0.1": 3})
     ]
@@ -340,13 +361,63 @@ def test_disks_of_paths_that_do_not_exist_yet(tmp_path: Path) -> None:
     assert facts.disk_of("/elsewhere") is None
 
 
-def test_model_folder(tmp_path: Path) -> None:
-    tree(tmp_path / "model", {"config.json": "{}", "sub/weights.safetensors": "12345"})
-    (tmp_path / "model/broken").symlink_to("nowhere")
-    found = relayed(tmp_path / "bin", model=str(tmp_path / "model")).model
-    assert (found.exists, found.files, found.bytes) == (True, 2, 7)
-    absent = relayed(tmp_path / "bin", model=str(tmp_path / "other")).model
-    assert (absent.exists, absent.files, absent.bytes) == (False, 0, 0)
+@pytest.mark.parametrize(
+    ("files", "config", "own_code"),
+    [
+        pytest.param({}, {}, (), id="no folder"),
+        pytest.param({"config.json": "no JSON"}, {}, (), id="unreadable"),
+        pytest.param({"config.json": "[1]"}, {}, (), id="of another form"),
+        pytest.param(
+            {"config.json": '{"model_type": "llama", "other": 1}'},
+            {"model_type": "llama"},
+            (),
+            id="what is asked for",
+        ),
+        pytest.param(
+            {"config.json": '{"model_type": "vl", "text_config": {"num_hidden_layers": 3}}'},
+            {"model_type": "vl", "num_hidden_layers": 3},
+            (),
+            id="the language part of a model of several",
+        ),
+        pytest.param(
+            {
+                "config.json": '{"auto_map": {"AutoConfig": "c.C"}}',
+                "tokenizer_config.json": '{"auto_map": {}}',
+            },
+            {},
+            ("config.json", "tokenizer_config.json"),
+            id="code of its own",
+        ),
+    ],
+)
+def test_what_a_models_configs_say(
+    tmp_path: Path, files: dict[str, str], config: dict[str, Any], own_code: tuple[str, ...]
+) -> None:
+    tree(tmp_path / "model", files)
+    keys = ["model_type", "num_hidden_layers"]
+    found = relayed(tmp_path / "bin", model=str(tmp_path / "model"), config=keys).model
+    assert (found.config, found.own_code) == (config, own_code)
+
+
+@pytest.mark.parametrize(
+    ("files", "removes"),
+    [
+        pytest.param({}, True, id="systemd's default"),
+        pytest.param({"systemd/logind.conf": "[Login]\n#RemoveIPC=no\n"}, True, id="a comment"),
+        pytest.param({"systemd/logind.conf": "[Login]\nRemoveIPC=no\n"}, False, id="switched off"),
+        pytest.param(
+            {
+                "systemd/logind.conf": "RemoveIPC=no",
+                "systemd/logind.conf.d/50-own.conf": "RemoveIPC = yes",
+            },
+            True,
+            id="a drop-in has the last word",
+        ),
+    ],
+)
+def test_whether_logind_removes_ipc(tmp_path: Path, files: dict[str, str], removes: bool) -> None:
+    etc = tree(tmp_path / "etc", files)
+    assert relayed(tmp_path / "bin", etc=etc).removes_ipc is removes
 
 
 def test_programs_on_the_path(tmp_path: Path) -> None:
@@ -414,7 +485,9 @@ def test_containerd_store_and_half_removed_container() -> None:
 def test_image_without_entrypoint() -> None:
     image = captured("docker/image-20.10.json")
     image["Config"]["Entrypoint"] = None
-    assert parse_image(image).entrypoint == ()
+    image["Config"]["Env"] = ["PATH=/bin", "CUDA_VERSION=13.0.1"]
+    found = parse_image(image)
+    assert (found.entrypoint, found.cuda) == ((), "13.0.1")
 
 
 def test_summary(cluster: Cluster) -> None:
@@ -434,6 +507,7 @@ def test_what_the_script_is_asked_for(cluster: Cluster) -> None:
         "/data/docker",
     ]
     assert wanted["model"] == "/models/tiny"
+    assert "num_attention_heads" in wanted["config"]
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_all_mistakes_stand_below_the_name_of_the_file(file: Path) -> None:
         f"{file}: 5 mistakes\n"
         "name: (absent) — missing; it has no default\n"
         'head.prot: "22" — unknown key (did you mean port?); allowed: name, fabric_address, user, '
-        "port, address, proxy_command, gpus, environment\n"
+        "port, address, proxy_command, gpus, environment, transport\n"
         'workers[0].fabric_address: "10.77.0.1" — also used by head; allowed: one per node\n'
         'serve.port: "80" — allowed: 1024 or more\n'
         "serve.tensor_parallel: (absent) — missing; it has no default\n"

@@ -1,16 +1,13 @@
 """Preflight: each check as a table of states, and the error that names every blocked one."""
 
-import json
 import pickle
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blocks import Cluster
 from tasks.checks import CHECKS
 from tasks.converge import Run
+from tasks.engine_verdicts import Verdict
 from tasks.errors import (
     CommandFailed,
     CommandTimedOut,
@@ -20,150 +17,38 @@ from tasks.errors import (
     PreflightFailed,
     SparkrailError,
 )
-from tasks.node_facts import (
-    Address,
-    Folder,
-    Gpu,
-    GpuHolder,
-    Interface,
-    NodeFacts,
-    Port,
-    Process,
-    Rdma,
-    parse_docker,
-    parse_facts,
-)
+from tasks.manifests import File, Manifest
+from tasks.node_facts import Address, Gpu, GpuHolder, ModelFacts, NodeFacts, Port, Process, Rdma
+from tasks.peers import Login
 from tasks.preflight import Problem, preflight, preflight_failed, problems
-
-DATA = Path(__file__).parent / "data"
-GIB = 2**30
-OURS = "b9b5e01d4f6d897faa6ca0f11b0edfd26b15f1f0867bd5c4a429dd637f4130ca"
-FOREIGN = "aeab91d42265a999222fec651791ded3038d744a0c0ba659b401ac51c5e2ac0b"
-
-Change = Callable[[NodeFacts], NodeFacts]
-
-
-def cluster(**changes: Any) -> Cluster:
-    return Cluster.model_validate(
-        {
-            "name": "lab",
-            "head": {"name": "head", "address": "10.88.0.1", "fabric_address": "10.77.0.1"},
-            "workers": [{"name": "worker1", "fabric_address": "10.77.0.2"}],
-            "image": {"name": "engine:1"},
-            "model": {"name": "tiny", "path": "/models/tiny"},
-            "serve": {"tensor_parallel": 2},
-            **changes,
-        }
-    )
-
-
-def healthy(hostname: str, address: str) -> NodeFacts:
-    """A captured node, with what a real one has beside it."""
-    facts = parse_facts((DATA / "facts/lab-head.json").read_text())
-    docker = parse_docker(
-        "1.41",
-        {**json.loads((DATA / "docker/info-20.10.json").read_text()), "Runtimes": {"nvidia": {}}},
-        json.loads((DATA / "docker/image-20.10.json").read_text()),
-        [],
-    )
-    image = docker.image and docker.image.model_copy(update={"size": 10 * GIB})
-    disks = tuple(disk.model_copy(update={"free": 100 * GIB}) for disk in facts.disks)
-    return facts.model_copy(
-        update={
-            "hostname": hostname,
-            "interfaces": (interface(address),),
-            "docker": docker.model_copy(update={"image": image}),
-            "disks": disks,
-            "model": Folder(path="/models/tiny", exists=True, files=9, bytes=4 * GIB),
-        }
-    )
-
-
-def interface(address: str, **changes: Any) -> Interface:
-    fields = {"name": "enp1s0f1np1", "state": "UP", "mtu": 9000, "speed": 200000}
-    addresses = (Address(address=address, prefix=24),)
-    return Interface.model_validate({**fields, "addresses": addresses} | changes)
-
-
-def nodes(**changed: Change) -> dict[str, NodeFacts | SparkrailError]:
-    facts = {"head": healthy("head", "10.77.0.1"), "worker1": healthy("worker1", "10.77.0.2")}
-    return {name: changed.get(name, _same)(found) for name, found in facts.items()}
-
-
-def _same(facts: NodeFacts) -> NodeFacts:
-    return facts
-
-
-def having(**changes: Any) -> Change:
-    return lambda facts: facts.model_copy(update=changes)
-
-
-def docker(**changes: Any) -> Change:
-    def change(facts: NodeFacts) -> NodeFacts:
-        assert facts.docker
-        return facts.model_copy(update={"docker": facts.docker.model_copy(update=changes)})
-
-    return change
-
-
-def image(**changes: Any) -> Change:
-    def change(facts: NodeFacts) -> NodeFacts:
-        assert facts.docker
-        assert facts.docker.image
-        return docker(image=facts.docker.image.model_copy(update=changes))(facts)
-
-    return change
-
-
-def free(size: int, **changes: int) -> Change:
-    def change(facts: NodeFacts) -> NodeFacts:
-        disks = tuple(disk.model_copy(update={"free": size, **changes}) for disk in facts.disks)
-        return facts.model_copy(update={"disks": disks})
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    def change(facts: NodeFacts) -> NodeFacts:
-        for each in changes:
-            facts = each(facts)
-        return facts
-
-    return change
-
-
-def process(pid: int = 42, **changes: Any) -> Process:
-    fields = {"pid": pid, "pgid": pid, "user": "joe", "command": "python3 -m x", "started": 1.0}
-    return Process.model_validate({**fields, **changes})
-
-
-def container(id: str, name: str, label: str = "", state: str = "running") -> dict[str, Any]:
-    labels = {"sparkrail.cluster": label} if label else {}
-    made = parse_facts((DATA / "facts/lab-head.json").read_text()).time - 3 * 3600
-    fields = {"Id": id, "Names": [f"/{name}"], "State": state, "Created": int(made)}
-    return {**fields, "Labels": labels}
-
-
-def containers(*rows: Mapping[str, Any]) -> Change:
-    info = json.loads((DATA / "docker/info-20.10.json").read_text())
-    return docker(containers=parse_docker("1.41", info, None, rows).containers)
-
-
-def row(
-    check: str,
-    facts: Mapping[str, NodeFacts | SparkrailError],
-    node: str = "head",
-    spec: Cluster | None = None,
-    weights_bytes: int | None = None,
-) -> Problem:
-    found = problems(spec or cluster(), facts, weights_bytes)
-    return next(row for row in found if (row.check, row.node) == (check, node))
+from tests.unit.sites import (
+    ACCEPTED,
+    FOREIGN,
+    GIB,
+    OURS,
+    PEERS,
+    WEIGHTS,
+    Change,
+    both,
+    cluster,
+    container,
+    containers,
+    docker,
+    free,
+    having,
+    image,
+    interface,
+    nodes,
+    process,
+    row,
+    same,
+)
 
 
 def test_a_healthy_cluster_is_ready_everywhere() -> None:
-    rows = problems(cluster(), nodes())
+    rows = problems(cluster(), nodes(), ACCEPTED)
     assert [row for row in rows if row.verdict != "ready"] == []
-    assert [row.check for row in rows if row.node == "head"] == ["reachable", *CHECKS]
+    assert {row.check for row in rows} == {"reachable", *CHECKS} - {"own code"}
     assert all(row.detail and not row.remedy for row in rows)
 
 
@@ -352,7 +237,7 @@ DOCKER = [
     ),
     pytest.param(
         "image",
-        _same,
+        same,
         "ready",
         "amd64, 10.0 GiB, its entrypoint vllm serve is not used",
         id="entrypoint is told",
@@ -380,6 +265,7 @@ DOCKER = [
     ),
 ]
 
+NOTHING = Manifest(folder="does not exist")
 MACHINE = [
     pytest.param(
         "programs",
@@ -390,17 +276,55 @@ MACHINE = [
     ),
     pytest.param(
         "weights",
-        having(model=Folder(path="/models/tiny", exists=False, files=0, bytes=0)),
+        having(weights=NOTHING),
         "blocked",
-        "/models/tiny does not exist on head",
+        "the model in /models/tiny is not complete: it does not exist",
         id="no weights on the head",
     ),
     pytest.param(
         "weights",
-        having(model=Folder(path="/models/tiny", exists=True, files=0, bytes=0)),
+        having(weights=Manifest()),
         "blocked",
-        "/models/tiny is empty on head",
+        "the model in /models/tiny is not complete: config.json is missing; there are no weights "
+        "(*.safetensors); there is no tokenizer (tokenizer.json, tokenizer.model, ...)",
         id="empty weights folder",
+    ),
+    pytest.param(
+        "weights",
+        having(
+            weights=WEIGHTS.model_copy(
+                update={"faults": {"model.safetensors": "has 9 bytes, its header promises 12"}}
+            )
+        ),
+        "blocked",
+        "the model in /models/tiny is not complete: model.safetensors has 9 bytes, its header "
+        "promises 12",
+        id="truncated shard",
+    ),
+    pytest.param(
+        "own code",
+        having(model=ModelFacts(own_code=("config.json",), config={"model_type": "odd"})),
+        "blocked",
+        "config.json names code of the model's own (auto_map), which the engine may not run",
+        id="auto_map without trust_remote_code",
+    ),
+    pytest.param(
+        "parallel sizes",
+        having(model=ModelFacts(config={"num_attention_heads": 7})),
+        "blocked",
+        "7 attention heads cannot be shared by 2 tensor-parallel ranks",
+        id="heads that cannot be split",
+    ),
+    pytest.param(
+        "parallel sizes", same, "ready", "4 attention heads over 2 ranks", id="heads that can"
+    ),
+    pytest.param("driver", same, "ready", "580.95.05, CUDA unknown", id="driver"),
+    pytest.param(
+        "driver",
+        both(having(cuda="12.8"), image(cuda="13.0.1")),
+        "slow",
+        "580.95.05, CUDA 12.8, but engine:1 is made for CUDA 13.0.1",
+        id="image for a newer CUDA",
     ),
     pytest.param(
         "disk",
@@ -452,7 +376,7 @@ MACHINE = [
         id="GPU memory unknown",
     ),
     pytest.param(
-        "memory", _same, "ready", "23.5 GiB, 21.5 GiB available, 18.4 GiB of it free", id="memory"
+        "memory", same, "ready", "120.0 GiB, 115.0 GiB available, 110.0 GiB of it free", id="memory"
     ),
 ]
 
@@ -464,9 +388,12 @@ def test_check_on_the_head(check: str, change: Change, verdict: str, detail: str
     assert bool(found.remedy) == (verdict != "ready")
 
 
+def without(name: str) -> Manifest:
+    return Manifest(files={path: file for path, file in WEIGHTS.files.items() if path != name})
+
+
 OTHER_GPU = Gpu(index=0, name="NVIDIA GB10", uuid="GPU-1", driver="570.1")
-OTHER_IMAGE = image(layers=("sha256:other",))
-NOTHING = Folder(path="/models/tiny", exists=False, files=0, bytes=0)
+OTHER_IMAGE = image(content="other")
 
 
 @pytest.mark.parametrize(
@@ -511,16 +438,42 @@ NOTHING = Folder(path="/models/tiny", exists=False, files=0, bytes=0)
             "image",
             OTHER_IMAGE,
             "ready",
-            "differs from the head's, will be copied",
+            "differs from the head's, will be replaced by it",
             id="other image",
         ),
-        pytest.param("weights", _same, "ready", "9 files, 4.0 GiB", id="weights as on the head"),
+        pytest.param("weights", same, "ready", "3 files, 4.0 GiB", id="weights as on the head"),
         pytest.param(
             "weights",
-            having(model=NOTHING),
+            having(weights=NOTHING),
             "ready",
-            "will be copied from head (4.0 GiB)",
+            "3 of 3 files will be copied from head (4.0 GiB): config.json, model.safetensors, "
+            "tokenizer.json",
             id="no weights",
+        ),
+        pytest.param(
+            "weights",
+            having(weights=without("tokenizer.json")),
+            "ready",
+            "1 of 3 files will be copied from head (1.0 GiB): tokenizer.json",
+            id="no tokenizer on the worker",
+        ),
+        pytest.param(
+            "disk",
+            both(
+                free(2 * GIB),
+                having(
+                    weights=Manifest(
+                        files={
+                            **WEIGHTS.files,
+                            "model.safetensors": File(size=GIB, sha256="old"),
+                        }
+                    )
+                ),
+            ),
+            "ready",
+            "2.0 GiB free at /var/lib/docker, 1.0 GiB for docker needed; "
+            "2.0 GiB free at /models, 2.0 GiB for the weights needed",
+            id="room for a file that grows, beside the old one",
         ),
         pytest.param(
             "disk",
@@ -547,7 +500,7 @@ NOTHING = Folder(path="/models/tiny", exists=False, files=0, bytes=0)
         ),
         pytest.param(
             "disk",
-            both(docker(image=None), having(model=NOTHING), free(24 * GIB, device=1)),
+            both(docker(image=None), having(weights=NOTHING), free(24 * GIB, device=1)),
             "blocked",
             "24.0 GiB free at /var/lib/docker, 21.0 GiB for docker and the image "
             "+ 4.0 GiB for the weights needed",
@@ -573,7 +526,7 @@ def test_check_on_a_worker(check: str, change: Change, verdict: str, detail: str
 def test_weights_that_the_worker_may_not_write() -> None:
     def unwritable(facts: NodeFacts) -> NodeFacts:
         disks = tuple(disk.model_copy(update={"writable": False}) for disk in facts.disks)
-        return facts.model_copy(update={"disks": disks, "model": NOTHING})
+        return facts.model_copy(update={"disks": disks, "weights": NOTHING})
 
     found = row("weights", nodes(worker1=unwritable), "worker1")
     assert (found.verdict, found.detail) == (
@@ -581,13 +534,6 @@ def test_weights_that_the_worker_may_not_write() -> None:
         "root may not write to /models, but /models/tiny must be made or completed",
     )
     assert found.remedy == "On worker1: sudo install -d -o root /models/tiny"
-
-
-def test_the_callers_size_of_the_weights_counts() -> None:
-    found = row("disk", nodes(), "worker1", weights_bytes=200 * GIB)
-    assert found.verdict == "blocked"
-    assert "100.0 GiB free at /models, 196.0 GiB for the weights needed" in found.detail
-    assert found.remedy.startswith("Free 96.0 GiB at /models on worker1")
 
 
 def test_the_containerd_store_has_its_own_disk() -> None:
@@ -688,6 +634,170 @@ def test_remedy_for_docker(socket: str, remedy: str) -> None:
     assert row("docker", nodes(head=change)).remedy == remedy
 
 
+PATHS = [
+    pytest.param("fabric path", {}, "ready", "head 6379 open", "", id="an answer"),
+    pytest.param(
+        "fabric path",
+        {"tcp": "refused"},
+        "ready",
+        "head 6379 reached, nobody listens yet",
+        "",
+        id="a refusal",
+    ),
+    pytest.param(
+        "fabric path",
+        {"tcp": "no answer"},
+        "blocked",
+        "10.77.0.1:6379 (head) from 10.77.0.2: no answer",
+        "Does a firewall on head let the other nodes in? All TCP ports must be open between fabric "
+        "addresses, such as: sudo ufw allow from 10.77.0.0/24",
+        id="filtered",
+    ),
+    pytest.param(
+        "fabric path",
+        {"tcp": "No route to host"},
+        "blocked",
+        "10.77.0.1:6379 (head) from 10.77.0.2: No route to host",
+        None,
+        id="no route",
+    ),
+    pytest.param("fabric mtu", {}, "ready", "9000, proven to head", "", id="full size arrives"),
+    pytest.param("fabric mtu", {"packets": {}}, "ready", "9000", "", id="cannot be told"),
+    pytest.param(
+        "fabric mtu",
+        {"packets": {9000: "lost", 1500: "arrived"}},
+        "blocked",
+        "packets of 9000 bytes from enp1s0f1np1 do not arrive at head, those of 1500 do",
+        "Something between them has a smaller MTU: raise it on the switch, or lower it on all "
+        "nodes, lastingly: sudo ip link set enp1s0f1np1 mtu 1500",
+        id="a switch swallows full size",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "changes", "verdict", "detail", "remedy"), PATHS)
+def test_the_way_to_the_peers(
+    check: str, changes: dict[str, Any], verdict: str, detail: str, remedy: str | None
+) -> None:
+    peer = PEERS["worker1"].model_copy(update=changes)
+    found = row(check, nodes(worker1=having(peers=(peer,))), "worker1")
+    assert (found.verdict, found.detail) == (verdict, detail)
+    if remedy is not None:
+        assert found.remedy == remedy
+
+
+def test_a_peer_that_told_nothing_is_no_fault_of_the_way() -> None:
+    facts = {**nodes(), "worker1": NodeUnreachable("no", node="worker1")}
+    lost = PEERS["head"].model_copy(update={"tcp": "no answer", "packets": {}})
+    facts["head"] = having(peers=(lost,))(_facts("head"))
+    found = [row for row in problems(cluster(), facts) if row.verdict == "blocked"]
+    assert [row.check for row in found] == ["reachable"]
+
+
+@pytest.mark.parametrize(
+    ("login", "sends", "verdict", "detail", "remedy"),
+    [
+        pytest.param(Login(code=0), True, "ready", "head -> root@10.77.0.2", "", id="as wanted"),
+        pytest.param(
+            Login(code=255, said="Host key verification failed."),
+            True,
+            "blocked",
+            "head -> root@10.77.0.2:22: head does not know its host key\n"
+            "Host key verification failed.",
+            "Trust it, on head, as root:\n"
+            "ssh-keyscan -p 22 10.77.0.2 >> ~/.ssh/known_hosts\n"
+            "and compare it with /etc/ssh/ssh_host_*_key.pub on worker1.",
+            id="unknown host key",
+        ),
+        pytest.param(
+            Login(code=255, said="root@10.77.0.2: Permission denied (publickey)."),
+            False,
+            "slow",
+            "head -> root@10.77.0.2:22: worker1 accepts none of head's keys\n"
+            "root@10.77.0.2: Permission denied (publickey).; nothing is to be sent just now",
+            "Let it in, on head, as root:\nssh-copy-id -p 22 root@10.77.0.2\n"
+            "It needs a key without a passphrase there (ssh-keygen makes one).",
+            id="no key, and nothing to send",
+        ),
+        pytest.param(
+            Login(code=0, printed=6, first_line="hello"),
+            True,
+            "blocked",
+            "the login of root@10.77.0.2 prints 6 bytes unasked, which breaks rsync: hello",
+            "On worker1, let ~/.bashrc and its like print only in interactive shells: "
+            "[ -t 1 ] || return",
+            id="a login that prints",
+        ),
+    ],
+)
+def test_the_heads_ssh_to_a_worker(
+    login: Login, sends: bool, verdict: str, detail: str, remedy: str
+) -> None:
+    peer = PEERS["head"].model_copy(update={"login": login})
+    change = OTHER_IMAGE if sends else same
+    found = row("head's ssh", nodes(head=having(peers=(peer,)), worker1=change), "worker1")
+    assert (found.verdict, found.detail, found.remedy) == (verdict, detail, remedy)
+
+
+@pytest.mark.parametrize(
+    ("check", "engine", "verdict", "detail"),
+    [
+        pytest.param("engine", ACCEPTED, "ready", "vllm 0.32.0, ray 2.60.0", id="versions"),
+        pytest.param(
+            "engine", Verdict(missing=("ray",)), "blocked", "engine:1 has no ray", id="no Ray"
+        ),
+        pytest.param(
+            "engine",
+            Verdict(missing=("python3", "vllm", "ray")),
+            "blocked",
+            "engine:1 has no python3 and no vllm and no ray",
+            id="no engine at all",
+        ),
+        pytest.param(
+            "arguments", ACCEPTED, "ready", "accepted by vLLM's parser (asked)", id="accepted"
+        ),
+        pytest.param(
+            "arguments",
+            Verdict(refused="unrecognized arguments: --x"),
+            "blocked",
+            "vllm serve refuses its arguments: unrecognized arguments: --x",
+            id="unknown flag",
+        ),
+        pytest.param(
+            "arguments",
+            Verdict(unparsed="RuntimeError: no GPU"),
+            "slow",
+            "vLLM's parser could not be asked: RuntimeError: no GPU",
+            id="a parser that cannot be asked",
+        ),
+    ],
+)
+def test_the_engines_verdict(check: str, engine: Verdict, verdict: str, detail: str) -> None:
+    found = row(check, nodes(), engine=engine)
+    assert (found.verdict, found.detail) == (verdict, detail)
+    assert bool(found.remedy) == (verdict != "ready")
+
+
+def test_trusted_code() -> None:
+    spec = cluster(model={"name": "tiny", "path": "/models/tiny", "trust_remote_code": True})
+    change = having(model=ModelFacts(own_code=("config.json",)))
+    found = row("own code", nodes(head=change), spec=spec)
+    assert (found.verdict, found.detail) == (
+        "ready",
+        "trusted: config.json names code in the model's folder",
+    )
+
+
+def test_an_object_store_that_exceeds_shared_memory() -> None:
+    spec = cluster(image={"name": "engine:1", "shm_mib": 64}, ray={"object_store_mib": 200})
+    found = row("shared memory", nodes(), spec=spec)
+    assert (found.verdict, found.detail, found.remedy) == (
+        "blocked",
+        "ray.object_store_mib is 200, but containers have 64 MiB of shared memory",
+        "Set image.shm_mib to 200 or more.",
+    )
+
+
 def test_what_cannot_be_told_is_no_row() -> None:
     change = having(docker=None, docker_error="no", interfaces=())
     rows = problems(cluster(), nodes(head=change))
@@ -713,7 +823,8 @@ def test_an_image_from_the_control_machine_may_be_absent() -> None:
 
 def test_one_node_needs_no_copying() -> None:
     spec = cluster(workers=[], serve={"tensor_parallel": 1})
-    facts: dict[str, NodeFacts | SparkrailError] = {"head": having(programs={})(_facts("head"))}
+    alone = having(programs={}, peers=())(_facts("head"))
+    facts: dict[str, NodeFacts | SparkrailError] = {"head": alone}
     assert "programs" not in [row.check for row in problems(spec, facts)]
 
 
@@ -726,10 +837,12 @@ def _facts(name: str) -> NodeFacts:
 def test_the_error_names_every_blocked_row_and_survives_pickling() -> None:
     facts = nodes(head=docker(image=None))
     facts["worker1"] = NodeUnreachable("no SSH connection", node="worker1", remedy="Is it up?")
-    error = pickle.loads(pickle.dumps(preflight_failed(problems(cluster(), facts))))
+    rows = problems(cluster(), facts)
+    count = len(rows)
+    error = pickle.loads(pickle.dumps(preflight_failed(rows)))
     assert isinstance(error, PreflightFailed)
     assert str(error) == (
-        f"preflight: blocked by 2 of {len(CHECKS) + 2} checks, on head, worker1\n"
+        f"preflight: blocked by 2 of {count} checks, on head, worker1\n"
         "head: image: engine:1 is not on head\n"
         "  On head: docker pull engine:1; or set image.source to control.\n"
         "worker1: reachable: no SSH connection\n"
@@ -737,7 +850,7 @@ def test_the_error_names_every_blocked_row_and_survives_pickling() -> None:
         "Nothing was touched."
     )
     assert [row.verdict for row in error.problems].count("blocked") == 2
-    assert len(error.problems) == len(CHECKS) + 2
+    assert len(error.problems) == count
 
 
 RUN = Run(id="1", who="me")

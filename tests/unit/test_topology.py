@@ -99,6 +99,13 @@ def test_without_rdma_there_is_no_hca_at_all() -> None:
             id="one node's own interface",
         ),
         pytest.param(
+            {"head": {"environment": {"GLOO_SOCKET_IFNAME": ""}}},
+            "GLOO_SOCKET_IFNAME",
+            "eth1",
+            "eth1",
+            id="an interface that is left empty",
+        ),
+        pytest.param(
             {
                 "environment": {"NCCL_DEBUG": "INFO"},
                 "workers": [WORKER | {"environment": {"NCCL_DEBUG": "WARN"}}],

@@ -1,0 +1,171 @@
+"""Retry, as a person does it: a failed deploy, its cause mended, a click in the Prefect UI."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import yaml
+
+from tests.lab import browser
+from tests.lab.browser import NewUi, OldUi
+from tests.lab.flow_runs import Attempt, FlowRuns
+from tests.lab.prefect_processes import Processes
+from tests.lab.product import Product, lab_command, poll
+
+pytestmark = pytest.mark.lab
+
+HELD = ["lock", "facts", "preflight", "image transfer", "weights sync", "script relay", "decide"]
+SECONDS = 20  # For a step that only looks, on a machine that does other things too.
+SCREENSHOTS = os.environ.get("SPARKRAIL_SCREENSHOTS")  # A folder: keep those of the README there.
+
+
+@pytest.fixture(scope="module")
+def prefect(stub: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A Prefect server and worker that deploy the lab with the fast engine."""
+    write(stub)
+    processes = Processes(tmp_path_factory.mktemp("prefect"), str(stub.spec), first_port=4300)
+    try:
+        processes.start_server()
+        processes.register()
+        processes.start_worker()
+        yield processes
+    finally:
+        processes.stop()
+
+
+@pytest.fixture(scope="module")
+def runs(prefect: Processes) -> FlowRuns:
+    return FlowRuns(prefect)
+
+
+@pytest.fixture
+def mended(stub: Product) -> Iterator[Callable[[], None]]:
+    """Whatever a test breaks on the nodes is mended, even when the test fails."""
+    yield lambda: mend(stub)
+    mend(stub)
+
+
+def mend(stub: Product) -> None:
+    lab_command(stub.lab, "break", "worker1", "link-up")
+
+
+def write(product: Product) -> None:
+    """The spec file as a person edits it."""
+    product.spec.write_text(yaml.safe_dump(dict(product.document)))
+
+
+def started(product: Product, node: str, run: UUID, name: str) -> bool:
+    """Whether that run has started that container."""
+    label = f"label=sparkrail.run={str(run)[:13]}"
+    return name in product.containers(node, f"--filter {label}")
+
+
+def held(attempt: Attempt) -> None:
+    """What had held before the failure answers Unchanged, and quickly."""
+    for name, state in attempt.steps.items():
+        if name.rpartition(" on ")[0] in HELD:
+            assert (name, state) == (name, "Unchanged")
+            assert attempt.step_seconds[name] < SECONDS, name
+
+
+def test_a_link_that_fails_during_the_join(
+    stub: Product, prefect: Processes, runs: FlowRuns, mended: Callable[[], None]
+) -> None:
+    """Retry in the old UI; also that the first deploy shows what it does."""
+    for name in stub.nodes:
+        stub.on(name, f"rm -rf ~/.sparkrail/{stub.name}")
+    stub.on("worker1", "rm -rf /models/tiny")
+    run = runs.start(cluster=str(stub.spec))
+    poll(lambda: started(stub, "head", run, stub.ray), 120)
+    lab_command(stub.lab, "break", "worker1", "link-down")
+
+    first = runs.ended(run)
+    assert first.state == "Failed"
+    assert first.message.startswith("worker join on worker1: no SSH connection to root@10.77.0.2")
+    assert "Is worker1 up" in first.message
+    assert [name for name, state in first.steps.items() if state == "Failed"] == [
+        "worker join on worker1"
+    ]
+    shown = runs.artifacts(run)
+    assert shown["report-stub"].startswith("# stub: failed")
+    assert shown["weights-sync-stub-worker1"] == 100
+
+    mended()
+    with browser.page() as page:
+        ui = OldUi(page, prefect.ui)
+        ui.open_run(run)
+        ui.retry()
+    again = runs.ended(run, 2)
+    held(again)
+    assert again.state == "Changed"
+    assert again.changed == ["worker join on worker1", "vLLM serve on head", "record on head"]
+    assert runs.artifacts(run)["report-stub"].startswith("# stub: completed, changed")
+
+
+def test_a_server_that_crashes_and_then_the_ray_head_dies(
+    stub: Product, prefect: Processes, runs: FlowRuns
+) -> None:
+    """Retry in the new UI, after a correction in the spec."""
+    too_long = stub.but(stub.folder, lambda spec: set_arguments(spec, "--max-model-len=999999"))
+    write(too_long)
+    run = runs.start(cluster=str(stub.spec))
+    first = runs.ended(run)
+    assert first.message.startswith("vLLM serve on head: its container is exited")
+    assert "999999" in first.message
+
+    stub.on("head", f"docker kill {stub.ray}")
+    write(stub)
+    with browser.page() as page:
+        ui = NewUi(page, prefect.ui)
+        ui.open_run(run)
+        ui.retry()
+        again = runs.ended(run, 2)
+        held(again)
+        assert again.state == "Changed"
+        assert {
+            "Ray head start on head",
+            "worker join on worker1",
+            "vLLM serve on head",
+            "record on head",
+        } <= set(again.changed)
+        nodes = runs.artifacts(run)["nodes-stub"]
+        assert '"interface": "enP2p1s0f0np0"' in nodes
+
+
+def set_arguments(document: dict[str, Any], *arguments: str) -> None:
+    document["serve"]["arguments"] = list(arguments)
+
+
+OCCUPY = "nohup python3 -m http.server 8000 >/dev/null 2>&1 & echo $! > /run/occupied.pid"
+FREE = "[ ! -e /run/occupied.pid ] || { kill $(cat /run/occupied.pid); rm /run/occupied.pid; }"
+
+
+def test_a_real_server_that_finds_its_port_taken(
+    lab_cluster: Product, stub: Product, prefect: Processes, runs: FlowRuns
+) -> None:
+    """`prefect flow-run retry`, and with `restart: always` what the run itself started stays."""
+    real = lab_cluster.but(stub.folder, lambda document: document.update(name=stub.name))
+    write(real)
+    run = runs.start(cluster=str(stub.spec), restart="always")
+    poll(lambda: started(real, "worker1", run, real.ray), 180)
+    real.on("head", OCCUPY)
+    try:
+        first = runs.ended(run)
+    finally:
+        real.on("head", FREE)
+    assert first.message.startswith("vLLM serve on head: another process listens on the port")
+    ray = [real.containers(name)[real.ray] for name in real.nodes]
+
+    prefect.command("prefect", "flow-run", "retry", str(run))
+    again = runs.ended(run, 2, timeout=400)
+    held(again)
+    assert (again.state, again.changed) == ("Changed", ["vLLM serve on head", "record on head"])
+    assert [real.containers(name)[real.ray] for name in real.nodes] == ray
+    serve = again.step_seconds["vLLM serve on head"]
+    print(
+        f"vLLM serve took {serve:.1f} s; the retry's flow {again.seconds:.1f} s, "
+        f"and with the start of its process {again.with_start:.1f} s"
+    )
+    assert again.seconds < serve + 30
