@@ -1,16 +1,17 @@
 """Bring the model up on its nodes, or leave it exactly as it is when nothing has changed."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prefect import flow
 
 from blocks import Cluster, Node
 from flows.skip import skipped
-from flows.steps import Restart, Steps, StepsFailed, as_state, call, conduct
-from tasks import artifacts
+from flows.steps import Call, Restart, Steps, StepsFailed, as_state, call, conduct
+from tasks import artifacts, remote
 from tasks.converge import Outcome
-from tasks.engine_verdicts import Verdict, check_engine
+from tasks.engine_verdicts import Verdict, check_engine, remember_engine
 from tasks.errors import SparkrailError
 from tasks.fabric_proof import prove_fabric
 from tasks.facts import NodeFacts, gather_facts
@@ -20,7 +21,7 @@ from tasks.preflight import preflight
 from tasks.ray_proof import verify_cluster
 from tasks.ray_start import join_worker, start_head
 from tasks.releases import Decision, Release, Wanted, decide, now, record_release
-from tasks.residue import report_residue
+from tasks.residue import clean_residue, start_again
 from tasks.scripts import relay_script
 from tasks.secret_values import load_secrets
 from tasks.serving import serve, stop_old
@@ -48,12 +49,12 @@ def bring_up(steps: Steps) -> None:
     steps.endpoint = endpoint_of(cluster)
 
     steps.one(take_lock)
-    facts = gather(steps)
+    facts, engine = gather(steps)
 
     image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
     if cluster.image.source == "control" and image.status != "planned":
-        verdict = ask_engine(steps, facts[head.name].home, image.data["content"])
-        steps.one(preflight, facts=facts, engine=verdict)
+        engine = ask_engine(steps, facts[head.name].home, image.data["content"])
+        steps.one(preflight, facts=facts, engine=engine)
     steps.all(
         [call(ensure_image, node=node) for node in workers]
         + [call(ensure_weights, node=node) for node in workers]
@@ -64,6 +65,7 @@ def bring_up(steps: Steps) -> None:
             call(relay_script, node=node, home=facts[node.name].home, want=relayed[node.name])
             for node in cluster.nodes
         ]
+        + remembering(cluster, facts, image.data["content"], engine)
     )
 
     wanted = wanted_of(cluster, facts, relayed, image, weights)
@@ -97,19 +99,33 @@ def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, st
             if node.name in decision.stop
         ]
     )
-    steps.all([call(report_residue, node=node) for node in cluster.nodes])
-    steps.one(start_head, want=ray[head.name])
-    steps.all([call(join_worker, node=node, want=ray[node.name]) for node in workers])
-    verified = steps.one(verify_cluster)
-    steps.one(serve, want=wanted.nodes[head.name][1])
+    with restored_on_failure(steps):
+        steps.all([call(clean_residue, node=node) for node in cluster.nodes])
+        steps.one(start_head, want=ray[head.name])
+        steps.all([call(join_worker, node=node, want=ray[node.name]) for node in workers])
+        verified = steps.one(verify_cluster)
+        steps.one(serve, want=wanted.nodes[head.name][1])
     return verified.data or {}  # A dry run verifies nothing.
 
 
-def gather(steps: Steps) -> dict[str, NodeFacts]:
-    """The facts of all nodes, once preflight has found nothing to block on."""
+@contextlib.contextmanager
+def restored_on_failure(steps: Steps) -> Iterator[None]:
+    """What was stopped for its memory runs again when that was in vain, if the spec says so."""
+    try:
+        yield
+    except SparkrailError:
+        # A run that is cancelled, or has lost its lock, may touch nothing any more.
+        if steps.cluster.residue.restore and not steps.run.dry_run and not remote.STOP.is_set():
+            steps.attempt([call(start_again, node=node) for node in steps.cluster.nodes])
+        raise
+
+
+def gather(steps: Steps) -> tuple[dict[str, NodeFacts], Verdict | None]:
+    """The facts of all nodes and the engine's verdict, once preflight found nothing to block on."""
     told = tell_facts(steps)
-    steps.problems = tuple(steps.one(preflight, facts=told, engine=tell_engine(steps, told)).data)
-    return {name: facts for name, facts in told.items() if isinstance(facts, NodeFacts)}
+    engine = tell_engine(steps, told)
+    steps.problems = tuple(steps.one(preflight, facts=told, engine=engine).data)
+    return {name: facts for name, facts in told.items() if isinstance(facts, NodeFacts)}, engine
 
 
 def tell_facts(steps: Steps) -> dict[str, NodeFacts | SparkrailError]:
@@ -148,6 +164,17 @@ def ask_engine(steps: Steps, home: str, content: str) -> Verdict:
     if isinstance(result, SparkrailError):
         return Verdict(unparsed=str(result))
     raise StepsFailed([(check_engine.name, head.name, result)])
+
+
+def remembering(
+    cluster: Cluster, facts: Mapping[str, NodeFacts], content: str, engine: Verdict | None
+) -> list[Call]:
+    """The step that keeps a verdict, where there is one."""
+    head = cluster.head
+    if engine is None or engine.unparsed:
+        return []
+    home = facts[head.name].home
+    return [call(remember_engine, node=head, home=home, content=content, verdict=engine)]
 
 
 def files_of(cluster: Cluster, node: Node, facts: dict[str, NodeFacts]) -> Files:

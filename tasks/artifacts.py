@@ -21,7 +21,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext, TaskRunContext
 
-from blocks import Cluster
+from blocks import Cluster, Node
 from tasks.converge import log
 
 PATIENCE = 1.5  # At the end of a run, all in all; a healthy server takes some hundredths of it.
@@ -92,6 +92,16 @@ def show_nodes(cluster: Cluster, rows: Sequence[dict[str, Any]]) -> None:
     """The table of the nodes as they were verified."""
     key = f"nodes-{cluster.name}"
     description = f"The {len(rows)} nodes of {cluster.name}, as Ray and their containers have them"
+    publish(
+        key,
+        lambda: create_table_artifact(table=list(rows), key=key, description=description),
+    )
+
+
+def show_residue(cluster: Cluster, node: Node, rows: Sequence[dict[str, str]]) -> None:
+    """The evidence of a cleanup: who held GPU memory, what was done, what came of it."""
+    key = f"residue-{cluster.name}-{node.name}"
+    description = f"Who held GPU memory on {node.name}, and what was done about it"
     publish(
         key,
         lambda: create_table_artifact(table=list(rows), key=key, description=description),

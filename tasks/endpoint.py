@@ -79,13 +79,18 @@ Ask = Callable[[str, str, Any, float], tuple[int, bytes]]
 def asker(cluster: Cluster, api_key: str = "") -> Ask:
     """A function (method, path, body, timeout) -> (status, content) to the cluster's endpoint."""
     remote = connect(cluster, cluster.head)
-    host = "127.0.0.1" if cluster.serve.host == "0.0.0.0" else cluster.serve.host
+    host = asked_host(cluster)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def ask(method: str, path: str, body: Any, timeout: float) -> tuple[int, bytes]:
         return _request(remote, host, cluster.serve.port, method, path, body, headers, timeout)
 
     return ask
+
+
+def asked_host(cluster: Cluster) -> str:
+    """The address on the head by which we ask."""
+    return "127.0.0.1" if cluster.serve.host == "0.0.0.0" else cluster.serve.host
 
 
 def _request(

@@ -5,6 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from blocks import Cluster, Node
 from tasks.containers import CLUSTER_LABEL, RUN_LABEL
-from tasks.converge import Outcome, Run, step
+from tasks.converge import Outcome, Run, converge, step
 from tasks.engines import engine
 from tasks.errors import CommandFailed, CommandTimedOut
 from tasks.remote import Remote, Result, connect
@@ -59,6 +60,24 @@ def remembered(memory: Mapping[str, Any], wanted: str) -> Verdict | None:
         return None
 
 
+@dataclass(frozen=True)
+class Keep:
+    """Write the verdicts that are known, the newest first."""
+
+    memory: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return "keep the verdict"
+
+
+def plan(wanted: str, verdict: Mapping[str, Any], have: Mapping[str, Any]) -> list[Keep]:
+    """The last few are kept: going back to an older image or to older arguments is common."""
+    if have.get(wanted) == verdict:
+        return []
+    others = [(name, kept) for name, kept in have.items() if name != wanted]
+    return [Keep(dict([(wanted, verdict), *others][:KEPT]))]
+
+
 def check_command(cluster: Cluster, run: Run, words: tuple[str, ...]) -> tuple[str, ...]:
     """A throwaway container: no GPU, no network, and of the node's files only the model."""
     model = cluster.model.path
@@ -99,24 +118,44 @@ def parse_verdict(result: Result) -> Verdict:
 
 @step(STEP)
 def check_engine(cluster: Cluster, node: Node, run: Run, home: str, content: str) -> Outcome:
-    """The verdict on the head's image: kept there, so that the same question costs nothing."""
+    """The verdict on the head's image of this content: remembered there, or asked for."""
     remote = connect(cluster, node)
-    path = f"{state_folder(cluster, home)}/engine.json"
-    memory = parse_memory(
-        remote.run(("sh", "-c", '[ ! -e "$1" ] || cat -- "$1"', "sh", path)).stdout
-    )
     words = arguments(cluster)
-    wanted = key(content, words)
-    verdict = remembered(memory, wanted)
-    if verdict is None:
-        verdict = ask(cluster, node, remote, run, words)
-        if not verdict.unparsed and not run.dry_run:
-            kept = {wanted: verdict.model_dump(mode="json", exclude={"source"}), **memory}
-            last = dict(list(kept.items())[:KEPT])
-            remote.put(path, (json.dumps(last, indent=1) + "\n").encode())
+    known = read_memory(remote, memory_path(cluster, home))
+    verdict = remembered(known, key(content, words)) or ask(cluster, node, remote, run, words)
     return Outcome(
         step=STEP, node=node.name, status="unchanged", detail=_told(verdict), data=verdict
     )
+
+
+@step("engine verdict")
+def remember_engine(
+    cluster: Cluster, node: Node, run: Run, home: str, content: str, verdict: Verdict
+) -> Outcome:
+    """The head keeps the verdict, so that the same question costs nothing the next time."""
+    remote = connect(cluster, node)
+    path, wanted = memory_path(cluster, home), key(content, arguments(cluster))
+    kept = verdict.model_dump(mode="json", exclude={"source"})
+
+    def put(new: Mapping[str, Any]) -> None:
+        remote.put(path, (json.dumps(new, indent=1) + "\n").encode())
+
+    return converge(
+        "engine verdict",
+        node.name,
+        lambda: read_memory(remote, path),
+        lambda have: plan(wanted, kept, have),
+        lambda do: put(do.memory),
+        dry_run=run.dry_run,
+    )
+
+
+def memory_path(cluster: Cluster, home: str) -> str:
+    return f"{state_folder(cluster, home)}/engine.json"
+
+
+def read_memory(remote: Remote, path: str) -> dict[str, Any]:
+    return parse_memory(remote.run(("sh", "-c", '[ ! -e "$1" ] || cat -- "$1"', "sh", path)).stdout)
 
 
 def ask(cluster: Cluster, node: Node, remote: Remote, run: Run, words: tuple[str, ...]) -> Verdict:

@@ -43,6 +43,10 @@ def listeners_of(cluster: Cluster, node: Node, container: str, port: int) -> lis
     return parse_listeners(connect(cluster, node).run(argv, stdin=PROGRAM).stdout)
 
 
-def strangers(seen: Sequence[Listener]) -> list[Listener]:
-    """Of what a container of ours sees, those that it does not hold."""
-    return [each for each in seen if each.pid is None]
+def strangers(seen: Sequence[Listener], host: str) -> list[Listener]:
+    """Of what a container of ours sees, those that answer at that address and are not its own."""
+    return [
+        each
+        for each in seen
+        if each.pid is None and each.address.removeprefix("::ffff:") in (host, "0.0.0.0", "::")
+    ]

@@ -169,7 +169,7 @@ def listening_problems(cluster: Cluster, seen: Sequence[Listener]) -> list[tuple
         return [(head, f"nobody listens on Ray's port {port}")]
     return [
         (head, f"another process than our Ray listens on {each.address}:{port}")
-        for each in strangers(seen)
+        for each in strangers(seen, cluster.head.fabric_address)
     ]
 
 

@@ -506,9 +506,16 @@ class _Pool:
             remote.close()
 
     def _open(self, cluster: Cluster, node: Node) -> Remote:
+        is_head, local = node.name == cluster.head.name, cluster.head.transport == "local"
+        if is_head and local:
+            # Imported here: it builds on this module.
+            from tasks.local import LocalRemote
+
+            return LocalRemote(node)
+
         def attempt() -> Remote:
-            is_head = node.name == cluster.head.name
-            return _log_in(cluster, node, None if is_head else self.get(cluster, cluster.head))
+            direct = is_head or local
+            return _log_in(cluster, node, None if direct else self.get(cluster, cluster.head))
 
         attempts = Retrying(
             retry=retry_if_exception_type(NodeUnreachable),

@@ -17,6 +17,7 @@ from tasks.engines import engine
 from tasks.failures import ANSI, find_failure
 from tasks.listeners import Listener, listeners_of, strangers
 from tasks.rank_logs import Ranks, culprit
+from tasks.residue import remember
 from tasks.secret_values import load_secrets
 from tasks.topology import ContainerSpec, serve_container
 
@@ -45,6 +46,8 @@ def stop_old(cluster: Cluster, node: Node, run: Run, names: tuple[str, ...]) -> 
             containers.refuse_foreign(cluster.name, node.name, found)
             return found
 
+        if not run.dry_run:
+            remember(cluster, node, [container.id for container in observe().values()])
         return converge(
             "stop",
             node.name,
@@ -133,11 +136,10 @@ class Start:
 
     def _ours(self, answer: Answer) -> Ready | Waiting | Gone:
         """Whether it was our server that answered, and not an older one on its port."""
-        port = self.cluster.serve.port
         seen = self.listening()
         if not seen:
-            return Waiting(f"nobody listens on port {port} any more")
-        return _stranger(seen, port) or Ready(answer)
+            return Waiting(f"nobody listens on port {self.cluster.serve.port} any more")
+        return _stranger(self.cluster, seen) or Ready(answer)
 
     def _ended(self, state: str) -> Gone:
         log = log_tail(self.client, self.name, LOG_LINES)
@@ -171,14 +173,14 @@ class Start:
     def _hopeless(self, silent: Silent) -> Gone | None:
         """What no waiting mends: another served name, or an engine that never completes."""
         if silent.stage == "names":
-            port = self.cluster.serve.port
             remedy = "See --served-model-name in serve.args, and who else listens on the port."
-            return _stranger(self.listening(), port) or Gone(silent.brief, remedy=remedy)
+            return _stranger(self.cluster, self.listening()) or Gone(silent.brief, remedy=remedy)
         if silent.stage != "completion":
             self.completions, self.unanswered_since = 0, None
             return None
         self.completions += 1
-        self.unanswered_since = self.unanswered_since or self.clock()
+        if self.unanswered_since is None:
+            self.unanswered_since = self.clock()
         if self.clock() - self.unanswered_since < ENGINE_SECONDS:
             return None
         return Gone(
@@ -198,8 +200,9 @@ class Start:
         return f"{_last(log, 8)}\n{self.ranks.last_words([node])}".strip()
 
 
-def _stranger(seen: Sequence[Listener], port: int) -> Gone | None:
-    if not strangers(seen):
+def _stranger(cluster: Cluster, seen: Sequence[Listener]) -> Gone | None:
+    port = cluster.serve.port
+    if not strangers(seen, endpoint.asked_host(cluster)):
         return None
     return Gone(
         f"another process than our server answers on port {port}",

@@ -23,7 +23,7 @@ CHECKS: dict[str, Check] = {
     "parallel sizes": model.split,
     "disk": machine.disks,
     "ports": network.ports,
-    "containers": engine.container_names,
+    "container names": engine.container_names,
     "gpus": machine.gpus,
     "driver": machine.driver,
     "gpu memory": machine.gpu_memory,

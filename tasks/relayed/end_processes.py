@@ -1,8 +1,8 @@
 """Ends processes, each only as long as it is the one that was meant.
 
-Relayed to the node; standard library of Python 3.8 only. TERM, a wait, KILL. Before each signal its start time and command are read again, and where Python
-and the kernel know pidfds the signal goes through one, so that a pid that was given to another
-process in between is never touched.
+Relayed to the node; standard library of Python 3.8 only. TERM, a wait, KILL. Before each signal its
+start time is read again, and before the first one its command too; where Python and the kernel know
+pidfds the signal goes through one, so that a pid that another process now has is never touched.
 """
 
 from __future__ import annotations

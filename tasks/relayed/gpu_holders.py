@@ -108,7 +108,7 @@ def gpus(text: str, fields: tuple[str, ...]) -> tuple[list[dict[str, Any]], str]
 
 def ask_gpus(timeout: float) -> tuple[list[dict[str, Any]], str]:
     text, error, code = smi("gpu", GPU_FIELDS, timeout)
-    fields = GPU_FIELDS
+    fields: tuple[str, ...] = GPU_FIELDS
     if code > 0 and code != 127:
         # A driver that has no number for the memory may refuse the whole query for it.
         fields = PLAIN_FIELDS
@@ -126,18 +126,21 @@ def process(proc: str, pid: int) -> dict[str, Any] | None:
     fields = read(folder, "stat").rpartition(")")[2].split()
     if not fields:
         return None
-    words = [word for word in read(folder, "cmdline").split("\0") if word]
     return {
         "pid": pid,
         "parent": int(fields[1]),
         "started": int(fields[19]),
         "state": fields[0],
         "user": owner(folder),
-        "command": " ".join(words),
+        "command": command(proc, pid),
         "name": read(folder, "comm"),
         "cgroup": read(folder, "cgroup"),
         "rss_mib": int(fields[21]) * os.sysconf("SC_PAGE_SIZE") // 2**20,
     }
+
+
+def command(proc: str, pid: int) -> str:
+    return " ".join(word for word in read(proc, str(pid), "cmdline").split("\0") if word)
 
 
 def owner(path: str) -> str:
@@ -195,6 +198,11 @@ def largest(proc: str) -> list[int]:
     return sorted(sizes, key=lambda pid: -sizes[pid])[:LARGEST]
 
 
+def alike(proc: str, commands: list[str]) -> list[int]:
+    """The processes that run one of these commands."""
+    return [pid for pid in pids(proc) if commands and command(proc, pid) in commands]
+
+
 def memory(proc: str) -> dict[str, int]:
     found = dict(re.findall(r"^(\w+):\s+(\d+) kB", read(proc, "meminfo"), re.M))
     keys = {"total": "MemTotal", "free": "MemFree", "available": "MemAvailable"}
@@ -234,12 +242,14 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
     devices = openers(proc, wanted.get("devices", "/dev/nvidia"), os.getpgrp())
     most = largest(proc)
     processes = {each["pid"]: each for row in found for each in chain(proc, row["pid"])}
-    for pid in {*devices, *most, *wanted.get("also", [])} - set(processes):
+    same = alike(proc, wanted.get("commands", []))
+    for pid in {*devices, *most, *same, *wanted.get("also", [])} - set(processes):
         processes.update((each["pid"], each) for each in chain(proc, pid))
     cgroups = "\n".join(each["cgroup"] for each in processes.values())
     return {
         "user": owner(f"/proc/{os.getpid()}"),
         "uid": os.getuid(),
+        "home": os.path.expanduser("~"),
         "own": own,
         "own_cgroup": read(proc, "self/cgroup"),
         "gpus": found_gpus,
@@ -247,6 +257,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "rows": found,
         "rows_error": rows_error or odd,
         "memory": memory(proc),
+        "ticks": int(float(read(proc, "uptime").split()[0]) * os.sysconf("SC_CLK_TCK")),
         "processes": list(processes.values()),
         "openers": devices,
         "largest": most,

@@ -1,9 +1,9 @@
 """What is still there of our containers that were stopped.
 
 Relayed to the node; standard library of Python 3.8 only. Arguments: what to do, the record, and ids
-of containers. `keep` writes down the processes in the containers with these ids, and what of the node's shared
+of containers. `keep` writes down the processes in these containers, and what of the node's shared
 memory they have open. `look` tells what of that still exists; `remove` takes away the shared memory
-that nobody has open any more. Never by a name: only what was written down, and is still the same.
+that nobody else has open. Never by a name: only what was written down, and is still the same.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def recorded(record: str) -> Held:
             said = json.load(file)
         now = said["boot"] == boot()
         return {
-            "processes": [pair for pair in said["processes"] if now and started(pair[0]) == pair[1]],
+            "processes": [
+                pair for pair in said["processes"] if now and started(pair[0]) == pair[1]
+            ],
             "shm": {path: node for path, node in said["shm"].items() if now and same(path, node)},
         }
     except (OSError, ValueError, KeyError, TypeError):
@@ -116,9 +118,12 @@ def keep(record: str, ours: set[str]) -> None:
     os.replace(aside, record)
 
 
-def unused(files: dict[str, int]) -> list[str]:
-    busy = {path for pid in pids() for path in opened(pid)} if files else set()
-    return sorted(path for path in files if path not in busy)
+def orphaned(held: Held) -> list[str]:
+    """The files that nobody has open but what is itself left over."""
+    own = {pid for pid, _ in held["processes"]}
+    others = [pid for pid in pids() if pid not in own] if held["shm"] else []
+    busy = {path for pid in others for path in opened(pid)}
+    return sorted(path for path in held["shm"] if path not in busy)
 
 
 def main(_program: str, mode: str, record: str, *ours: str) -> None:
@@ -126,8 +131,7 @@ def main(_program: str, mode: str, record: str, *ours: str) -> None:
     if mode == "keep":
         keep(path, set(ours))
     found = recorded(path)
-    # Files of processes that are still to be ended are not unused yet.
-    shm = unused(found["shm"])
+    shm = orphaned(found)
     if mode == "remove":
         for name in shm:
             os.unlink(name)

@@ -1,7 +1,7 @@
-"""Releases the page cache of the files below a folder.
+"""Releases the page cache of the files below a folder, and tells the effect as a JSON document.
 
-Relayed to the node; standard library of Python 3.8 only. `look` only measures. Clean pages that no process has mapped are given up (posix_fadvise), which
-needs no root; what others have cached stays. Prints one JSON document.
+Relayed to the node; standard library of Python 3.8 only. `look` only measures. Clean pages that no
+process has mapped are given up (posix_fadvise), which needs no root; what else is cached stays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def resident(handle: int, size: int) -> int | None:
     with mmap.mmap(handle, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
         vector = (ctypes.c_ubyte * pages)()
         start = ctypes.c_char.from_buffer(mapped)
-        failed = LIBC.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), vector)
+        failed = LIBC.mincore(
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), vector
+        )
         del start
     return None if failed else bytes(vector).count(1) * mmap.PAGESIZE
 

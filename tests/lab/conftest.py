@@ -34,4 +34,4 @@ def _stub(lab_cluster: Product, tmp_path_factory: pytest.TempPathFactory) -> Pro
 def stub(_stub: Product) -> Iterator[Product]:
     """sparkrail with real Ray and, at the process boundary, a stub of vLLM that starts at once."""
     yield _stub
-    _stub.destroy()
+    _stub.clear()

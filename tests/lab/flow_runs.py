@@ -51,7 +51,7 @@ class FlowRuns:
     def read(self, run: UUID) -> FlowRun:
         return self.client.read_flow_run(run)
 
-    def ended(self, run: UUID, attempt: int = 1, timeout: float = 180) -> Attempt:
+    def ended(self, run: UUID, attempt: int = 1, timeout: float = 300) -> Attempt:
         """That attempt, once it has ended."""
 
         def look() -> FlowRun | None:

@@ -15,7 +15,7 @@ from tests.lab.layout import REPOSITORY
 
 BIN = Path(sys.executable).parent
 POOL = "sparkrail"
-SERVER_SECONDS = 120
+SERVER_SECONDS = 300
 
 
 class PrefectFailed(Exception):

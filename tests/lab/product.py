@@ -43,11 +43,17 @@ def lab_command(where: Lab, *arguments: str) -> str:
     return done.stdout
 
 
-def poll(look: Callable[[], T], timeout: float = 20, every: float = 0.05) -> T:
-    """What `look` sees once that is something."""
+def poll(
+    look: Callable[[], T],
+    timeout: float = 20,
+    every: float = 0.05,
+    what: Callable[[], object] | None = None,
+) -> T:
+    """What `look` sees once that is something; `what` tells what there is instead."""
     deadline = time.monotonic() + timeout
     while not (found := look()):
-        assert time.monotonic() < deadline, f"still {found!r} after {timeout} s"
+        instead = what() if what else found
+        assert time.monotonic() < deadline, f"still {instead!r} after {timeout} s"
         time.sleep(every)
     return found
 
@@ -195,6 +201,12 @@ class Product:
         assert said.code == DONE, said.error
         return said
 
+    def clear(self) -> None:
+        """End all containers that sparkrail started on this lab; a test's way, not a user's."""
+        ours = "docker ps --all --quiet --filter label=sparkrail.cluster"
+        for name in self.nodes:
+            self.on(name, f"{ours} | xargs --no-run-if-empty docker rm --force --volumes")
+
     # --- the nodes --------------------------------------------------------------------------------
 
     def on(self, where: str, script: str, stdin: bytes = b"") -> str:
@@ -219,10 +231,15 @@ class Product:
         """The processes of that command name on a node, as this machine knows them."""
         return [pid for pid in self.pids(where) if _read(pid, "comm").strip() == command]
 
-    def end(self, where: str, command: str) -> None:
-        """Kill the one process of that command name on a node."""
+    def send_signal(self, where: str, command: str, number: int = signal.SIGKILL) -> None:
+        """To the one process of that command name on a node."""
         [pid] = self.named(where, command)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
+
+    def runs(self, where: str, words: str) -> bool:
+        """Whether a command line on a node begins with these words."""
+        lines = (_read(pid, "cmdline").replace("\0", " ") for pid in self.pids(where))
+        return any(f"{line} ".startswith(f"{words} ") for line in lines)
 
     def of_runs(self) -> dict[int, str]:
         """What runs on the nodes for a run of sparkrail: pid and command line."""

@@ -27,17 +27,18 @@ def entry(path):
 
 files = {}
 for root in sys.argv[1:]:
-    files[root] = entry(root)
+    # Not the root itself: its time changes with each `docker exec`, which has a file in /tmp.
     for folder, folders, names in os.walk(root):
         for name in folders + names:
             path = os.path.join(folder, name)
             files[path] = entry(path)
 ids = docker("ps", "--all", "--quiet", "--no-trunc")
 state = "{{.Name}} {{.Id}} {{.State.Status}} {{.State.StartedAt}} {{.RestartCount}}"
+tagged = "{{.Repository}}:{{.Tag}} {{.ID}}"
 print(json.dumps({
     "files": files,
     "containers": docker("inspect", "--format", state, *ids) if ids else [],
-    "images": docker("images", "--all", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"),
+    "images": docker("images", "--all", "--no-trunc", "--format", tagged),
     "volumes": docker("volume", "ls", "--quiet"),
 }))
 """

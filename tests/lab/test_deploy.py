@@ -12,8 +12,9 @@ pytestmark = pytest.mark.lab
 
 @pytest.fixture(scope="module")
 def cluster(lab_cluster: Product) -> Iterator[Product]:
+    lab_cluster.clear()
     yield lab_cluster
-    lab_cluster.destroy()
+    lab_cluster.clear()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_status_tells_what_runs(cluster: Product, answer: str) -> None:
 
 @pytest.mark.usefixtures("answer")
 def test_a_lost_rank_is_healed(cluster: Product, answer: str) -> None:
-    cluster.end("worker1", "ray::RayWorkerP")
+    cluster.send_signal("worker1", "ray::RayWorkerP")
     said = cluster.deploy()
     assert said.changed == {"stop on head", "vLLM serve on head"}
     assert cluster.answer() == answer

@@ -79,7 +79,7 @@ def remove_server(cluster: Product) -> None:
 
 
 def kill_server(cluster: Product) -> None:
-    cluster.end("head", "vllm")
+    cluster.send_signal("head", "vllm")
 
 
 def remove_workers_ray(cluster: Product) -> None:
@@ -87,7 +87,7 @@ def remove_workers_ray(cluster: Product) -> None:
 
 
 def kill_workers_ray(cluster: Product) -> None:
-    cluster.end("worker1", "raylet")
+    cluster.send_signal("worker1", "raylet")
 
 
 def another_spec(cluster: Product) -> None:

@@ -74,11 +74,9 @@ def test_a_link_that_fails_during_the_join(
     stub: Product, prefect: Processes, runs: FlowRuns, mended: Callable[[], None]
 ) -> None:
     """Retry in the old UI; also that the first deploy shows what it does."""
-    for name in stub.nodes:
-        stub.on(name, f"rm -rf ~/.sparkrail/{stub.name}")
     stub.on("worker1", "rm -rf /models/tiny")
     run = runs.start(cluster=str(stub.spec))
-    poll(lambda: started(stub, "head", run, stub.ray), 120)
+    poll(lambda: started(stub, "head", run, stub.ray), 300)
     lab_command(stub.lab, "break", "worker1", "link-down")
 
     first = runs.ended(run)
@@ -146,10 +144,11 @@ def test_a_real_server_that_finds_its_port_taken(
     lab_cluster: Product, stub: Product, prefect: Processes, runs: FlowRuns
 ) -> None:
     """`prefect flow-run retry`, and with `restart: always` what the run itself started stays."""
-    real = lab_cluster.but(stub.folder, lambda document: document.update(name=stub.name))
+    changes = {"name": stub.name, "proof": {"enabled": False}}
+    real = lab_cluster.but(stub.folder, lambda document: document.update(changes))
     write(real)
     run = runs.start(cluster=str(stub.spec), restart="always")
-    poll(lambda: started(real, "worker1", run, real.ray), 180)
+    poll(lambda: started(real, "worker1", run, real.ray), 300)
     real.on("head", OCCUPY)
     try:
         first = runs.ended(run)

@@ -28,7 +28,12 @@ def asker(cluster: Cluster, port: int) -> Ask:
 def test_a_real_answer_through_the_head(cluster: Cluster, server: Server) -> None:
     answer = check_answers(asker(cluster, server.port), "tiny")
     assert (answer.text, answer.tokens) == (" jumps over", 4)
-    assert [path for path, _, _ in server.asked] == ["/health", "/v1/models", "/v1/completions"]
+    assert [path for path, _, _ in server.asked] == [
+        "/health",
+        "/v1/models",
+        "/metrics",
+        "/v1/completions",
+    ]
     assert {headers["Authorization"] for _, _, headers in server.asked} == {"Bearer sk-1"}
 
 

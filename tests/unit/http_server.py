@@ -39,7 +39,7 @@ HEALTHY: Replies = {
 
 @contextlib.contextmanager
 def serving(replies: Replies) -> Iterator[Server]:
-    """Path -> (status, content), or HANG, or DROP; other paths are 404."""
+    """Path -> (status, content), or what makes it, or HANG, or DROP; other paths are 404."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -50,6 +50,8 @@ def serving(replies: Replies) -> Iterator[Server]:
             body = json.loads(self.rfile.read(length)) if length else None
             server.asked.append((self.path, body, dict(self.headers)))
             reply = replies.get(self.path, (404, {"detail": "Not Found"}))
+            if callable(reply):
+                reply = reply()
             if reply == HANG:
                 over.wait(20)
             if reply in (HANG, DROP):

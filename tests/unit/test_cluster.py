@@ -40,6 +40,10 @@ PER_NODE = (
     "of each node"
 )
 TEXT = "allowed: text; quote it, so that it arrives as you wrote it"
+ZONES = "allowed: such as Europe/Berlin, America/New_York or Etc/UTC"
+FIVE_FIELDS = (
+    "allowed: the five fields minute, hour, day of month, month, day of week, such as 0 4 * * *"
+)
 TWO_WORDS = "two words in one; allowed: one per item, or --name=value"
 
 # What is changed in a good spec -> the one mistake of it.
@@ -290,6 +294,30 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
     "two keys": (
         {"ssh": {"key_file": "x", "credentials": "y"}},
         "ssh.key_file: allowed: key_file or credentials, not both",
+    ),
+    "nightly without a time zone": (
+        {"nightly": {"cron": "0 4 * * *"}},
+        "nightly.timezone: missing; it has no default",
+    ),
+    "a time zone's city alone": (
+        {"nightly": {"cron": "0 4 * * *", "timezone": "Berlin"}},
+        f"nightly.timezone: no IANA time zone (did you mean Europe/Berlin?); {ZONES}",
+    ),
+    "a time zone's abbreviation": (
+        {"nightly": {"cron": "0 4 * * *", "timezone": "CEST"}},
+        f"nightly.timezone: no IANA time zone; {ZONES}",
+    ),
+    "nightly at an hour that no clock has": (
+        {"nightly": {"cron": "0 25 * * *", "timezone": "Etc/UTC"}},
+        f"nightly.cron: {FIVE_FIELDS}",
+    ),
+    "nightly with seconds": (
+        {"nightly": {"cron": "0 0 4 * * *", "timezone": "Etc/UTC"}},
+        f"nightly.cron: {FIVE_FIELDS}",
+    ),
+    "nightly by a nickname": (
+        {"nightly": {"cron": "@daily", "timezone": "Etc/UTC"}},
+        f"nightly.cron: {FIVE_FIELDS}",
     ),
     "secrets by value": (
         {"secrets": {"HF_TOKEN": "x"}},

@@ -39,6 +39,7 @@ def test_a_right_answer() -> None:
     assert [(path, body) for path, body, _ in server.asked] == [
         ("/health", None),
         ("/v1/models", None),
+        ("/metrics", None),
         (
             "/v1/completions",
             {
@@ -115,11 +116,59 @@ def test_other_answers_say_what_is_wrong(replies: Replies, said: str) -> None:
     assert str(caught.value) == said
 
 
+def counting(*counts: int) -> Callable[[], tuple[int, bytes]]:
+    """What /metrics says, one look after the other, as vLLM writes it."""
+    left = list(counts)
+
+    def reply() -> tuple[int, bytes]:
+        count = left.pop(0) if len(left) > 1 else left[0]
+        return 200, (
+            "# HELP vllm:generation_tokens_total Number of generation tokens processed.\n"
+            "# TYPE vllm:generation_tokens_total counter\n"
+            f'vllm:generation_tokens_total{{engine="0",model_name="tiny"}} {count}.0\n'
+            'vllm:generation_tokens_total{engine="1",model_name="tiny"} 1.5e+06\n'
+        ).encode()
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("counts", "tokens"),
+    [
+        pytest.param((100, 162), 62, id="it completes for others"),
+        pytest.param((100, 100), None, id="it completes for nobody"),
+        pytest.param((), None, id="it does not count"),
+        pytest.param(None, None, id="its counters hang"),
+    ],
+)
+@pytest.mark.parametrize("reply", [HANG, (503, b"overloaded")], ids=["late", "refused"])
+@pytest.mark.usefixtures("head")
+def test_a_busy_server_is_told_from_one_that_is_stuck(
+    counts: tuple[int, ...] | None, tokens: int | None, reply: Any
+) -> None:
+    metrics = HANG if counts is None else counting(*counts) if counts else (404, b"")
+    with serving(HEALTHY | {"/v1/completions": reply, "/metrics": metrics}) as server:
+        ask = impatient(asker(server.port))
+        if tokens is None:
+            with pytest.raises(Silent) as caught:
+                check_answers(ask, "tiny")
+            assert caught.value.stage == "completion"
+            return
+        answer = check_answers(ask, "tiny")
+    assert (answer.busy, answer.tokens, answer.text) == (True, tokens, "")
+    assert answer.told.startswith("is busy: 62 tokens for others in ")
+
+
+def impatient(ask: Ask) -> Ask:
+    return lambda method, path, body, _timeout: ask(method, path, body, 0.3)
+
+
 def test_a_completion_tells_how_long_it_took() -> None:
     ticks = count(10.0, 1.5)
     with serving(HEALTHY) as server:
         answer = complete(direct(server.port), "tiny", clock=lambda: next(ticks))
     assert answer == Answer(text=" jumps over", tokens=4, seconds=1.5)
+    assert answer.told == "answers ' jumps over' in 1.50 s"
 
 
 def test_a_long_page_is_shown_in_part() -> None:
@@ -173,7 +222,7 @@ def test_through_the_head_s_tunnel_with_the_api_key() -> None:
         answer = check_answers(asker(server.port), "tiny")
     assert answer.tokens == 4
     headers = [headers["Authorization"] for _, _, headers in server.asked]
-    assert headers == ["Bearer sk-1"] * 3
+    assert headers == ["Bearer sk-1"] * 4
 
 
 def test_nothing_listens(head: Head) -> None:

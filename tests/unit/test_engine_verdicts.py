@@ -14,6 +14,7 @@ from tasks.engine_verdicts import (
     key,
     parse_memory,
     parse_verdict,
+    plan,
     remembered,
 )
 from tasks.relayed import engine_check as relay
@@ -101,6 +102,14 @@ def test_a_verdict_depends_on_image_and_arguments() -> None:
 )
 def test_what_is_remembered(text: str, found: Verdict | None) -> None:
     assert remembered(parse_memory(text), "k") == found
+
+
+def test_the_newest_verdicts_are_kept() -> None:
+    have = {f"k{number}": {} for number in range(20)}
+    [keep] = plan("new", {"missing": []}, have)
+    assert list(keep.memory) == ["new", *list(have)[:19]]
+    assert str(keep) == "keep the verdict"
+    assert plan("new", {"missing": []}, keep.memory) == []
 
 
 # --- the relayed program, on a made-up vLLM: the real one needs the engine image ------------------

@@ -10,17 +10,23 @@ import pytest
 from tasks.converge import Gone, Ready, Waiting
 from tasks.errors import CommandFailed
 from tasks.failures import find_failure
+from tasks.listeners import Listener
 from tasks.ray_nodes import (
     Member,
+    Placement,
     Raylet,
     RayNode,
-    judge_start,
+    Seen,
+    bundles,
+    listening_problems,
     member_problems,
     membership_problems,
     parse_member,
-    parse_nodes,
+    parse_seen,
+    placement_problems,
 )
-from tests.unit.specs import spec
+from tasks.ray_start import judge_start
+from tests.unit.specs import spec, workers
 
 CLUSTER = spec()
 
@@ -174,6 +180,57 @@ def test_member_problems(head: Member, worker: Member, problems: list[tuple[str,
     assert member_problems(CLUSTER, {"head": head, "worker1": worker}) == problems
 
 
+GROUP = '[{"GPU": 1.0, "node:10.77.0.1": 0.001}, {"GPU": 1.0}]'
+
+
+def test_bundles_are_those_that_vllm_asks_for() -> None:
+    assert json.dumps(bundles(CLUSTER)) == GROUP
+    assert len(bundles(spec(**workers(3)))) == 4
+
+
+@pytest.mark.parametrize(
+    ("placement", "problems"),
+    [
+        pytest.param(None, [], id="not asked"),
+        pytest.param(Placement(granted=True), [], id="granted"),
+        pytest.param(
+            Placement(granted=False, free_gpus={"id of 10.77.0.1": 1.0, "id of 10.77.0.2": 0.0}),
+            [("worker1", "0 of its 1 GPUs are free in Ray")],
+            id="somebody uses a GPU",
+        ),
+        pytest.param(
+            Placement(granted=False, free_gpus={"id of 10.77.0.1": 1.0, "id of 10.77.0.2": 1.0}),
+            [("head", f"Ray grants no placement group of {GROUP}")],
+            id="for no reason that we see",
+        ),
+    ],
+)
+def test_placement_problems(placement: Placement | None, problems: list[tuple[str, str]]) -> None:
+    seen = Seen(nodes=(HEAD, WORKER), placement=placement)
+    assert placement_problems(CLUSTER, seen) == problems
+
+
+@pytest.mark.parametrize(
+    ("seen", "problems"),
+    [
+        pytest.param([Listener(address="::", pid=7)], [], id="ours"),
+        pytest.param([], [("head", "nobody listens on Ray's port 6379")], id="nobody"),
+        pytest.param(
+            [Listener(address="::", pid=7), Listener(address="10.77.0.1")],
+            [("head", "another process than our Ray listens on 10.77.0.1:6379")],
+            id="a stranger at the address that the workers ask",
+        ),
+        pytest.param(
+            [Listener(address="::", pid=7), Listener(address="10.88.0.1")],
+            [],
+            id="a stranger at an address that nobody asks",
+        ),
+    ],
+)
+def test_listening_problems(seen: list[Listener], problems: list[tuple[str, str]]) -> None:
+    assert listening_problems(CLUSTER, seen) == problems
+
+
 def test_parse_nodes() -> None:
     row = {
         "id": "a1",
@@ -182,7 +239,7 @@ def test_parse_nodes() -> None:
         "resources": {"CPU": 2.0, "GPU": 1.0, "node:10.77.0.1": 1.0},
     }
     dead = {"id": "a2", "alive": False, "address": "10.77.0.2", "resources": {}}
-    found = parse_nodes(json.dumps({"nodes": [row, dead]}))
+    found = parse_seen(json.dumps({"nodes": [row, dead]})).nodes
     assert [(each.address, each.alive, each.gpus) for each in found] == [
         ("10.77.0.1", True, 1.0),
         ("10.77.0.2", False, 0.0),
@@ -194,7 +251,7 @@ def test_parse_nodes() -> None:
 )
 def test_other_words_are_an_error_that_shows_them(text: str) -> None:
     with pytest.raises(CommandFailed) as caught:
-        parse_nodes(text)
+        parse_seen(text)
     assert caught.value.brief == "Ray's head said something else than its nodes"
     assert caught.value.details == text
     with pytest.raises(CommandFailed, match="something else than its versions"):
@@ -237,17 +294,28 @@ class Docker:
         ),
         pytest.param(
             Docker("exited", REFUSED),
-            Gone("its container is exited", details=REFUSED.strip()),
-            id="ended",
-        ),
-        pytest.param(
-            Docker("exited", "OSError: [Errno 98] Address already in use\n"),
             Gone(
-                "its container is exited: another process listens on the port",
-                details="OSError: [Errno 98] Address already in use",
-                remedy="End it, or set another serve.port; sparkrail check names the owner.",
+                "its container is exited: another Ray head runs on the node: ConnectionError: Ray "
+                "is trying to start at 10.77.0.1:6379, but is already running",
+                details=REFUSED.strip(),
+                remedy="Stop it, or set another ray.port.",
             ),
             id="ended for a known reason",
+        ),
+        pytest.param(
+            Docker("running", REFUSED),
+            Gone(
+                "another Ray head runs on the node: ConnectionError: Ray is trying to start at "
+                "10.77.0.1:6379, but is already running",
+                details=REFUSED.strip(),
+                remedy="Stop it, or set another ray.port.",
+            ),
+            id="a known reason, before it has ended",
+        ),
+        pytest.param(
+            Docker("exited", "KeyError: 'x'\n"),
+            Gone("its container is exited", details="KeyError: 'x'"),
+            id="ended, nobody knows why",
         ),
         pytest.param(Docker(None, ""), Gone("its container is gone"), id="removed"),
     ],

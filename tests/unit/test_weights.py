@@ -399,6 +399,17 @@ def test_manifest_of_a_folder(folder: Folder) -> None:
     assert found.faults == {}
 
 
+def test_a_glance_reads_no_whole_file_and_keeps_nothing(folder: Folder) -> None:
+    folder.write("config.json", b"{}")
+    known = folder.settle().files["config.json"]
+    kept = folder.records()
+    folder.write("w.safetensors", safetensors(100)[:-1])
+    found = folder.look("glance")
+    assert found.files == {"config.json": known, "w.safetensors": File(size=205, sha256="")}
+    assert found.faults == {"w.safetensors": "has 205 bytes, its header promises 206"}
+    assert folder.records() == kept
+
+
 WEIGHTS = safetensors(100)
 
 
