@@ -253,6 +253,11 @@ class Hit:
     address: str = ""
 
 
+def shorten(line: str, longest: int = 400) -> str:
+    """A line as an error shows it."""
+    return line if len(line) <= longest else f"{line[:longest]} ..."
+
+
 def find_failure(log: str) -> Hit | None:
     """The first line in a log that is a known failure."""
     # By line: some are thousands of characters long, and every probe of a start reads them again.
@@ -262,5 +267,7 @@ def find_failure(log: str) -> Hit | None:
             speaker = SPEAKER.match(line)
             said = speaker[0] if speaker else ""
             address = ADDRESS.search(said)
-            return Hit(line[len(said) :].strip(), failure, address[1] if address else "")
+            # vLLM lists every model that it knows in one line.
+            shown = shorten(line[len(said) :].strip())
+            return Hit(shown, failure, address[1] if address else "")
     return None

@@ -27,7 +27,9 @@ class Channel:
     """A command of this machine, with the manners of a channel of paramiko."""
 
     def __init__(self) -> None:
-        self._socket, self._stdio = socket.socketpair()
+        # Three of them: what still holds its input open must not keep its output from ending.
+        self._input, self._stdin = socket.socketpair()
+        self._output, self._stdout = socket.socketpair()
         self._errors, self._stderr = socket.socketpair()
         self._code = -1
         self.closed = False
@@ -38,16 +40,16 @@ class Channel:
     def exec_command(self, text: str) -> None:
         process = subprocess.Popen(
             ("/bin/sh", "-c", text),
-            stdin=self._stdio.fileno(),
-            stdout=self._stdio.fileno(),
+            stdin=self._stdin.fileno(),
+            stdout=self._stdout.fileno(),
             stderr=self._stderr.fileno(),
             cwd=Path.home(),
             env={name: os.environ[name] for name in KEPT if name in os.environ},
             # As sshd does it: a group of its own, which its guard ends as a whole.
             start_new_session=True,
         )
-        self._stdio.close()
-        self._stderr.close()
+        for each in (self._stdin, self._stdout, self._stderr):
+            each.close()
         threading.Thread(target=self._await, args=(process,), daemon=True).start()
 
     def _await(self, process: "subprocess.Popen[bytes]") -> None:
@@ -55,21 +57,22 @@ class Channel:
         self.status_event.set()
 
     def settimeout(self, seconds: float | None) -> None:
-        self._socket.settimeout(seconds)
+        for each in (self._input, self._output):
+            each.settimeout(seconds)
 
     def gettimeout(self) -> float | None:
-        return self._socket.gettimeout()
+        return self._output.gettimeout()
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._output.fileno()
 
     def recv(self, size: int) -> bytes:
-        data = _received(self._socket, size)
+        data = _received(self._output, size)
         self.eof_received = self.eof_received or not data
         return data
 
     def recv_ready(self) -> bool:
-        return not self.closed and not self.eof_received and _readable(self._socket)
+        return not self.closed and not self.eof_received and _readable(self._output)
 
     def recv_stderr(self, size: int) -> bytes:
         data = _received(self._errors, size)
@@ -81,16 +84,16 @@ class Channel:
 
     def send(self, data: bytes) -> int:
         try:
-            return self._socket.send(data)
+            return self._input.send(data)
         except (BrokenPipeError, ConnectionResetError):
             return len(data)  # It has ended, or reads no more: its exit code tells why.
 
     def sendall(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        self._input.sendall(data)
 
     def shutdown_write(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            self._input.shutdown(socket.SHUT_WR)
 
     def exit_status_ready(self) -> bool:
         return self.status_event.is_set()
@@ -107,18 +110,19 @@ class Channel:
         if self.closed:
             return
         self.closed = True
-        for each in (self._socket, self._errors):
+        for ours in (self._input, self._output, self._errors):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for each in (self._socket, self._errors, self._stdio, self._stderr):
-            each.close()
+                ours.shutdown(socket.SHUT_RDWR)
+            ours.close()
+        for theirs in (self._stdin, self._stdout, self._stderr):
+            theirs.close()
 
 
 class _File(io.BufferedReader):
     """What docker-py reads answers from; it looks for the channel of a stream there."""
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__(socket.SocketIO(channel._socket, "r"))
+        super().__init__(socket.SocketIO(channel._output, "r"))
         self.channel = channel
 
 

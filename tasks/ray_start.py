@@ -15,7 +15,7 @@ from tasks.remote import connect
 from tasks.topology import ContainerSpec
 
 STARTED = "Ray runtime started."
-HEAD_SECONDS = 90.0
+HEAD_SECONDS = 120.0
 # How long what we just stopped may hold the port.
 PORT_SECONDS = 5.0
 REACH_SECONDS = 5

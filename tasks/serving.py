@@ -14,7 +14,7 @@ from tasks.containers import Container, Remove, log_tail
 from tasks.converge import Gone, Outcome, Ready, Run, Waiting, converge, step, wait_until
 from tasks.endpoint import Answer, Ask, Silent
 from tasks.engines import engine
-from tasks.failures import ANSI, find_failure
+from tasks.failures import ANSI, find_failure, shorten
 from tasks.listeners import Listener, listeners_of, strangers
 from tasks.rank_logs import Ranks, culprit
 from tasks.residue import remember
@@ -216,4 +216,4 @@ def progress_of(log: str) -> tuple[str, ...]:
 
 
 def _last(log: str, lines: int = 15) -> str:
-    return "\n".join(log.strip().splitlines()[-lines:])
+    return "\n".join(map(shorten, log.strip().splitlines()[-lines:]))

@@ -83,7 +83,7 @@ def shorten(client: SyncPrefectClient, name: str) -> None:
     (have,) = client.read_automations_by_name(f"sparkrail {NAME}: {name}")
     assert isinstance(have.trigger, EventTrigger)
     trigger = have.trigger.model_copy(update={"within": SOON})
-    want = AutomationCore.model_validate(have.model_dump(exclude={"id"}))
+    want = AutomationCore.model_validate(have.model_dump(exclude={"id", "owner_resource"}))
     client.update_automation(have.id, want.model_copy(update={"trigger": trigger}))
 
 

@@ -2,7 +2,9 @@
 """The lab's one pretence: nvidia-smi as a GB10 prints it, with real processes as holders.
 
 It is copied onto the node as /usr/bin/nvidia-smi, so it imports nothing of ours. A holder is a file
-/run/gpu-holders/PID with {"mib": .., "started": ..}; files of ended processes do not count.
+/run/gpu-holders/PID with {"mib": .., "started": ..}; files of ended processes do not count. With a
+number of MiB in /run/gpu-memory it prints a GPU with memory of its own, of which they hold a part;
+in /run/unified-memory it has that much unified memory: what is left stands in /run/meminfo.
 """
 
 import hashlib
@@ -13,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HOLDERS = Path("/run/gpu-holders")
+OWN_MEMORY = Path("/run/gpu-memory")
+UNIFIED_MEMORY = Path("/run/unified-memory")
+MEMINFO = Path("/run/meminfo")
 VERSION = "580.95.05"
 CUDA = "13.0"
 # Unified memory: the driver has no number of its own for it.
@@ -106,7 +111,23 @@ def holders() -> Iterator[tuple[int, str, int]]:
 
 
 def gpu_rows() -> list[dict[str, str]]:
-    return [{**GPU_FIELDS, "uuid": uuid(), "gpu_uuid": uuid()}]
+    return [{**GPU_FIELDS, **own_memory(), "uuid": uuid(), "gpu_uuid": uuid()}]
+
+
+def own_memory() -> dict[str, str]:
+    if not OWN_MEMORY.exists():
+        return {}
+    total, used = int(OWN_MEMORY.read_text()), sum(mib for _, _, mib in holders())
+    sizes = {"total": total, "used": used, "free": total - used}
+    return {f"memory.{name}": str(mib) for name, mib in sizes.items()}
+
+
+def tell_unified_memory() -> None:
+    """For a test that mounts this file over /proc/meminfo."""
+    if UNIFIED_MEMORY.exists():
+        total, used = int(UNIFIED_MEMORY.read_text()), sum(mib for _, _, mib in holders())
+        sizes = {"MemTotal": total, "MemFree": total - used, "MemAvailable": total - used}
+        MEMINFO.write_text("".join(f"{key}: {mib * 1024} kB\n" for key, mib in sizes.items()))
 
 
 def process_rows() -> list[dict[str, str]]:
@@ -163,6 +184,7 @@ def table() -> str:
 
 
 def main(arguments: list[str]) -> None:
+    tell_unified_memory()
     options = dict(argument.partition("=")[::2] for argument in arguments)
     words = set(options.get("--format", "").split(","))
     if "-L" in options or "--list-gpus" in options:
