@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 # The lab is made of namespaces, which only root may make.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 
-.PHONY: demo demo-down test test-fast lint setup venv
+.PHONY: demo demo-down test test-fast lint setup setup-test venv
 
 demo: setup
 	$(SUDO) $(PYTHON) -m tests.lab.demo up
@@ -12,7 +12,7 @@ demo: setup
 demo-down: venv
 	$(SUDO) $(PYTHON) -m tests.lab.demo down
 
-test: setup lint
+test: setup-test lint
 	$(SUDO) $(PYTHON) -m pytest
 
 test-fast: venv
@@ -25,6 +25,9 @@ lint: venv
 
 setup:
 	.ci/setup
+
+setup-test:
+	.ci/setup test
 
 venv:
 	.ci/setup venv

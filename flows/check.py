@@ -5,10 +5,10 @@ from typing import Any
 from prefect import flow
 
 from flows.deploy import endpoint_of, gather
-from flows.steps import Steps, as_state, conduct
+from flows.steps import Steps, as_state, conduct, named
 
 
-@flow(name="check", flow_run_name="check {cluster}", persist_result=False)
+@flow(name="check", flow_run_name=named("check"), persist_result=False)
 def check(cluster: str) -> Any:
     """Check the nodes of a cluster spec; changes nothing.
 

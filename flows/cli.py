@@ -111,6 +111,8 @@ def _register(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> "Report":
+    import httpx
+
     from flows.steps import LISTENER
     from flows.terminal import Terminal
 
@@ -122,6 +124,12 @@ def _run(options: argparse.Namespace) -> "Report":
         if _prefect_api():
             return _through_prefect(flow, options.cluster, chosen)
         return body(options.cluster, chosen)
+    except httpx.HTTPError as error:
+        away = f"the Prefect API is away ({error})"
+        if terminal.report is None:
+            raise SystemExit(away) from error
+        print(f"{away}: it will not learn how this run ended", file=sys.stderr)
+        return terminal.report
     finally:
         LISTENER.reset(watching)
         terminal.stop()
@@ -144,12 +152,14 @@ def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
 def _through_prefect(flow: Any, cluster: str, chosen: dict[str, Any]) -> "Report":
     from prefect import tags
 
+    from flows.steps import RunFailed
     from tasks.report import Report
 
     # From its start: automations know a cluster's runs by their tag.
     with tags(*_tag(cluster)):
         state = flow(cluster=cluster, **chosen, return_state=True)
-    report = state.result(raise_on_failure=False)
+    result = state.result(raise_on_failure=False)
+    report = result.report if isinstance(result, RunFailed) else result
     if not isinstance(report, Report):
         raise SystemExit(f"the flow run ended as {state.name}: {state.message}")
     return report

@@ -8,7 +8,7 @@ from prefect import flow
 
 from blocks import Cluster, Node
 from flows.skip import skipped
-from flows.steps import Call, Restart, Steps, StepsFailed, as_state, call, conduct
+from flows.steps import Call, Restart, Steps, StepsFailed, as_state, call, conduct, named
 from tasks import artifacts, remote
 from tasks.converge import Outcome
 from tasks.engine_verdicts import Verdict, check_engine, remember_engine
@@ -29,7 +29,7 @@ from tasks.topology import Fabric, Files, arguments, containers, files
 from tasks.weights import ensure_weights
 
 
-@flow(name="deploy", flow_run_name="deploy {cluster}", persist_result=False)
+@flow(name="deploy", flow_run_name=named("deploy"), persist_result=False)
 def deploy(cluster: str, dry_run: bool = False, restart: Restart = "if-changed") -> Any:
     """Deploy the model of a cluster spec over its nodes.
 
@@ -48,6 +48,7 @@ def bring_up(steps: Steps) -> None:
     cluster, head, workers = steps.cluster, steps.cluster.head, steps.cluster.workers
     steps.endpoint = endpoint_of(cluster)
 
+    load_secrets(cluster)  # While the Prefect API that started us is there.
     steps.one(take_lock)
     facts, engine = gather(steps)
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from prefect import flow
 
-from flows.steps import Steps, as_state, call, conduct
+from flows.steps import Steps, as_state, call, conduct, named
 from tasks.locks import take_lock
 from tasks.removal import remove_all
 
 
-@flow(name="destroy", flow_run_name="destroy {cluster}", persist_result=False)
+@flow(name="destroy", flow_run_name=named("destroy"), persist_result=False)
 def destroy(cluster: str, dry_run: bool = False) -> Any:
     """Take a deployed model down; weights and images stay where they are.
 

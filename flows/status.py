@@ -5,7 +5,7 @@ from typing import Any
 from prefect import flow
 
 from flows.deploy import endpoint_of, files_of, tell_facts, wanted_of
-from flows.steps import Steps, as_state, call, conduct
+from flows.steps import Steps, as_state, call, conduct, named
 from tasks.errors import NotReady
 from tasks.facts import NodeFacts
 from tasks.images import ensure_image
@@ -14,7 +14,7 @@ from tasks.releases import decide, look_at_containers
 from tasks.weights import ensure_weights
 
 
-@flow(name="status", flow_run_name="status {cluster}", persist_result=False)
+@flow(name="status", flow_run_name=named("status"), persist_result=False)
 def status(cluster: str) -> Any:
     """Compare what runs with the cluster spec; changes nothing.
 

@@ -8,15 +8,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from prefect import Task
+from prefect import Task, states
 from prefect.context import FlowRunContext, TagsContext
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
 
 from blocks import Cluster
+from flows.outages import GRACE, CancelledByUser, to_its_end, wait_for_api
 from flows.runners import Call, Result, Runner, TaskRuns, Threads, call
+from flows.watch import Watch
 from tasks import artifacts, locks, remote
 from tasks.converge import Outcome, Run, log
 from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
@@ -29,16 +31,17 @@ __all__ = [
     "Call",
     "Listener",
     "Restart",
+    "RunFailed",
     "Steps",
     "StepsFailed",
     "as_state",
     "call",
     "conduct",
+    "named",
 ]
 
 Restart = Literal["if-changed", "always"]
 EXIT_CODES: dict[type[BaseException], int] = {InvalidSpec: 2, PreflightFailed: 3, Locked: 4}
-GRACE = 15.0  # For steps that were cancelled to end what they run.
 
 
 class Listener(Protocol):
@@ -48,6 +51,8 @@ class Listener(Protocol):
 
     def ended(self, row: Row) -> None: ...
 
+    def finished(self, report: Report) -> None: ...
+
 
 class Silent:
     """Nobody watches."""
@@ -56,6 +61,9 @@ class Silent:
         """Nothing to show."""
 
     def ended(self, row: Row) -> None:
+        """Nothing to show."""
+
+    def finished(self, report: Report) -> None:
         """Nothing to show."""
 
 
@@ -75,6 +83,14 @@ class StepsFailed(SparkrailError):
         return self.failures[0][2]
 
 
+class RunFailed(SparkrailError):
+    """How a flow run that failed ended: what Prefect keeps of a failure must be an exception."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.error or "")
+        self.report = report
+
+
 def _failure_text(step: str, node: str, error: BaseException) -> str:
     if not isinstance(error, SparkrailError):
         return f"{step} on {node}: {type(error).__name__}: {error}"
@@ -82,6 +98,28 @@ def _failure_text(step: str, node: str, error: BaseException) -> str:
         return f"{step} on {node}: {error}"
     said = (error.brief, error.details, error.remedy)
     return f"{step} on {node}: " + "\n".join(part for part in said if part)
+
+
+def _summary(error: BaseException | None) -> str:
+    """What the Prefect UI shows without line breaks: what to do before all that was said."""
+    if not isinstance(error, StepsFailed):
+        return _told(error) or ""
+    return "\n".join(_failure_summary(*failure) for failure in error.failures)
+
+
+def _failure_summary(step: str, node: str, error: BaseException) -> str:
+    if not isinstance(error, SparkrailError):
+        return _failure_text(step, node, error)
+    where = "" if error.node in ("", node) else f"{error.node}: "
+    return "\n".join(
+        part
+        for part in (
+            f"{step} on {node}: {where}{error.brief}",
+            error.remedy and f"What to do: {error.remedy}",
+            error.details and f"What was said: {error.details}",
+        )
+        if part
+    )
 
 
 @dataclass
@@ -182,8 +220,13 @@ def conduct(
         # No tags on task runs that begin: for one that has any, Prefect asks its API about limits,
         # and while that is away no step could. They get theirs when they have begun.
         # The lock is freed last: what was cancelled may still be ending what it runs.
-        with TagsContext(), locks.released_at_end(spec), remote.cancel_scope():
-            body(steps)
+        with (
+            TagsContext(),
+            locks.released_at_end(spec),
+            remote.cancel_scope(),
+            Watch() as watch,
+        ):
+            to_its_end(lambda: body(steps), watch.cancelled)
     except SparkrailError as error:
         problem = error
     except Exception as error:  # A mistake of ours: the report tells it, and the log tells where.
@@ -210,9 +253,13 @@ def _report(
         steps=tuple(steps.rows) if steps else (),
         problems=problems,
         error=_told(error),
+        summary=_summary(error),
         exit_code=_exit_code(cause),
+        cancelled=isinstance(error, CancelledByUser),
     )
+    wait_for_api()
     publish(report)
+    (LISTENER.get() or Silent()).finished(report)
     return report
 
 
@@ -230,11 +277,17 @@ def _exit_code(cause: BaseException | None) -> int:
     return next((code for kind, code in EXIT_CODES.items() if isinstance(cause, kind)), 1)
 
 
+def named(verb: str) -> Callable[[], str]:
+    """A flow run's name; a spec that was given by its path is named like any other."""
+    return lambda: f"{verb} {Path(flow_run.get_parameters()['cluster']).stem}"
+
+
 def as_state(report: Report) -> Any:
     """The final state of a flow run: its message is what a person reads first in the UI."""
     if report.state == "failed":
-        return Failed(message=report.error, data=report)
-    return Completed(
+        ended = states.Cancelled if report.cancelled else states.Failed
+        return ended(message=report.summary, data=RunFailed(report))
+    return states.Completed(
         name=report.outcome.capitalize(),
         message=f"{report.cluster}: {report.outcome} in {report.seconds:.0f} s",
         data=report,

@@ -43,6 +43,7 @@ class Terminal:
         self._console = _console(sys.stderr)
         self._running: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
+        self.report: Report | None = None
         self._status: Status | None = None
         if self._console.is_terminal:
             self._status = self._console.status("")
@@ -62,6 +63,9 @@ class Terminal:
             if row.detail:
                 line.append(f"  {_short(row.detail)}", style="dim")
             self._console.print(line)
+
+    def finished(self, report: Report) -> None:
+        self.report = report
 
     def stop(self) -> None:
         if self._status:

@@ -95,7 +95,7 @@ def _tag(tag: str) -> None:
     """
     context = TaskRunContext.get()
     if context:
-        context.task_run.tags = [*context.task_run.tags, tag]
+        context.task_run.tags = sorted({*context.task_run.tags, tag})
 
 
 def as_state(outcome: Outcome) -> State[Outcome]:

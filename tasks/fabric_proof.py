@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from blocks import Cluster, Node
 from tasks.containers import CLUSTER_LABEL, RUN_LABEL
 from tasks.converge import Outcome, Run, step
+from tasks.engine_verdicts import ROLE_LABEL
 from tasks.errors import NotReady
 from tasks.failures import find_failure
 from tasks.preflight import Problem
@@ -63,6 +64,7 @@ def rank_command(
         *("--network=host", "--log-driver=none", "--entrypoint=/bin/sh"),
         f"--label={CLUSTER_LABEL}={cluster.name}",
         f"--label={RUN_LABEL}={run.id}",
+        f"--label={ROLE_LABEL}=proof",
         f"--volume={want.folder}:{FOLDER}:ro",
         *nvidia,
         *rdma,

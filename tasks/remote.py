@@ -6,6 +6,7 @@ The only module that imports fabric or paramiko, and the only place that quotes.
 import base64
 import codecs
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -546,6 +547,7 @@ def connect(cluster: Cluster, node: Node) -> Remote:
 def disconnect() -> None:
     """Close all connections of this process."""
     _pool.close()
+    _load_credentials.cache_clear()
 
 
 def _log_in(cluster: Cluster, node: Node, gateway: Remote | None) -> Remote:
@@ -664,7 +666,9 @@ def _keys(cluster: Cluster) -> dict[str, Any]:
     return {}
 
 
-def _keys_of_block(name: str) -> dict[str, Any]:
+@functools.lru_cache
+def _load_credentials(name: str) -> Any:
+    """Once for all connections of a run: the Prefect API may be away when one must be made anew."""
     # Imported here: the block's base class costs seconds, and most commands need no block.
     from blocks.secrets import SSHCredentials
 
@@ -677,6 +681,11 @@ def _keys_of_block(name: str) -> dict[str, Any]:
             remedy="Create it in the Prefect UI (Blocks) or take ssh.credentials out of the spec.",
         ) from error
     assert isinstance(block, SSHCredentials)
+    return block
+
+
+def _keys_of_block(name: str) -> dict[str, Any]:
+    block = _load_credentials(name)
     found: dict[str, Any] = {"allow_agent": block.use_agent}
     passphrase = block.passphrase.get_secret_value() if block.passphrase else None
     if block.private_key:

@@ -33,6 +33,8 @@ class Report(BaseModel, frozen=True):
     problems: tuple[Problem, ...] = ()
     error: str | None = None
     exit_code: int = Field(0, exclude=True)
+    cancelled: bool = Field(False, exclude=True)
+    summary: str = Field("", exclude=True)  # The error for a state message of Prefect.
 
 
 def outcome_of(rows: Sequence[Row]) -> Literal["unchanged", "changed", "planned"]:

@@ -165,6 +165,8 @@ class Actor:
                     # restart of its engine starts it anew.
                     found.update(restart_policy=NEVER)
                 found.stop(timeout=grace)
+                if docked.removed_at_end:
+                    return "stopped, and removed, as it was made with --rm"
                 return _ending(client, docked.container.id)
             except NotFound:
                 return "gone already"
@@ -222,10 +224,7 @@ class Actor:
 
 
 def _ending(client: docker.DockerClient, id: str) -> str:
-    try:
-        state = client.containers.get(id).attrs["State"]
-    except NotFound:
-        return "stopped, and removed as it was made with --rm"
+    state = client.containers.get(id).attrs["State"]
     if state["Running"]:
         client.api.kill(id)
         return "killed"

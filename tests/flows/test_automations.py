@@ -217,7 +217,7 @@ def test_a_flow_that_is_killed_with_its_worker(
     processes.start_worker()
     try:
         run = start(client, names["on-demand"], Scheduled())
-        poll(lambda: heard(client, run), timeout=120, every=0.2)
+        poll(lambda: heard(client, run), timeout=300, every=0.5)
     finally:
         worker = processes.is_running("worker")
         for pid in (worker, *descendants(worker)):

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import yaml
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
@@ -26,32 +25,17 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks.secrets import EngineSecrets
 from flows import cli
-from flows.register import register
 from flows.registration.basics import ensure_pool
 from flows.registration.changes import Registration
 from flows.registration.templates import ROOT
 from tasks.errors import SparkrailError
+from tests.flows.clusters import NIGHTLY, Spec
 from tests.lab.prefect_processes import BIN, Processes
-from tests.unit.specs import DOCUMENT
 
-NIGHTLY = {"cron": "0 4 * * *", "timezone": "Europe/Berlin"}
 NOTIFICATIONS = ["failed", "rolled back", "nightly did not start", "nightly gave way", "recovered"]
 numbers = itertools.count()
 
 Register = Callable[..., Registration]
-
-
-class Spec:
-    """The spec of a cluster."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name = name
-        self.path = folder / f"{self.name}.yaml"
-
-    def register(self, nightly: dict[str, str] | None = NIGHTLY, **options: Any) -> Registration:
-        document = DOCUMENT | {"name": self.name} | ({"nightly": nightly} if nightly else {})
-        self.path.write_text(yaml.safe_dump(document))
-        return register(str(self.path), **options)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -119,8 +119,8 @@ class Processes:
             os.killpg(pid, signal.SIGTERM)
             if not _within(15, lambda: not self.is_running(name)):
                 os.killpg(pid, signal.SIGKILL)
-            if child := self._children.pop(name, None):
-                child.wait()
+        if child := self._children.pop(name, None):
+            child.wait()
         (self.home / f"{name}.pid").unlink(missing_ok=True)
 
     def _running_port(self) -> int:

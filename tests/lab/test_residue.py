@@ -260,8 +260,8 @@ def test_memory_that_is_enough_leaves_everybody_alone(cluster: Cluster) -> None:
 
 
 def test_one_that_ignores_term_is_killed(cluster: Cluster) -> None:
-    put("head", "/usr/local/bin/stubborn", "#!/bin/bash\ntrap '' TERM\nwhile :; do read; done\n")
-    on("head", "mkfifo /run/never || true; chmod 666 /run/never")
+    put("head", "/usr/local/bin/stubborn", "#!/bin/bash\ntrap '' TERM\nread </run/never\n")
+    on("head", "mkfifo /run/never")
     pid = hold(500, "stubborn", program="/usr/local/bin/stubborn")
     on("head", f"kill {pid} || true")
     outcome = clean(told(cluster, policy="stop-all-except", grace_seconds=1))
@@ -270,7 +270,7 @@ def test_one_that_ignores_term_is_killed(cluster: Cluster) -> None:
 
 
 def test_what_comes_back_is_reported_as_such(cluster: Cluster) -> None:
-    loop = "while hold 700 '' 'python3 phoenix.py' root; do :; done"
+    loop = "while :; do hold 700 '' 'python3 phoenix.py' root || true; done"
     keeper = on("head", f"setsid bash -c {shlex.quote(loop)} </dev/null >/dev/null 2>&1 & echo $!")
     try:
         poll(lambda: on("head", "ls /run/gpu-holders"))
@@ -284,14 +284,13 @@ def test_what_comes_back_is_reported_as_such(cluster: Cluster) -> None:
 
 def test_what_outlives_our_container_is_ended_and_its_shm_removed(cluster: Cluster) -> None:
     label, mount = f"--label={CLUSTER_LABEL}={cluster.name}", "--volume=/dev/shm:/dev/shm"
-    pid = container("sparkrail-ray", 900, label, mount)
+    container("sparkrail-ray", 10, label, mount)
     stranger = hold(20)
     on("head", "echo theirs >/dev/shm/psm_theirs")
-    on(
-        "head",
-        "setsid docker exec -d sparkrail-ray sh -c 'exec 3>/dev/shm/psm_ours; exec sleep 1000001'",
-    )
-    poll(lambda: on("head", "ls /dev/shm | grep -c psm_ours || true") == "1")
+    words = shlex.join(("sh", "-c", f"exec 3>/dev/shm/psm_ours; {IN_CONTAINER}", "900"))
+    on("head", f"docker exec -d sparkrail-ray {words}")
+    held = "grep -l 900 /run/gpu-holders/* | xargs -rn1 basename"
+    pid = int(poll(lambda: on("head", held)))
     ident = on("head", "docker inspect --format '{{.Id}}' sparkrail-ray")
     remember(cluster, cluster.head, [ident])
     # As an engine core does that hangs in the driver: it is in no container any more.
@@ -318,7 +317,7 @@ def test_what_was_stopped_runs_again_when_the_deploy_fails(cluster: Cluster) -> 
     wanted = told(cluster, policy="stop-all-except", restore=True)
     steps = Steps(wanted, RUN, Silent())
     with pytest.raises(SparkrailError, match="no such model"), restored_on_failure(steps):
-        assert "stopped, and removed as it was made with --rm" in clean(wanted).detail
+        assert "stopped, and removed, as it was made with --rm" in clean(wanted).detail
         assert state("reranker") == "false no"
         raise SparkrailError("no such model")
     assert state("reranker") == "true always"
@@ -329,7 +328,7 @@ def test_what_was_stopped_runs_again_when_the_deploy_fails(cluster: Cluster) -> 
 
 
 def test_unified_memory_is_proven_by_the_nodes_own(cluster: Cluster) -> None:
-    on("head", f"mv /run/gpu-memory /run/unified-memory; nvidia-smi >/dev/null")
+    on("head", "mv /run/gpu-memory /run/unified-memory; nvidia-smi >/dev/null")
     on("head", "mount --bind /run/meminfo /proc/meminfo")
     try:
         pid = hold(11_700)

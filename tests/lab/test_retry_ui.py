@@ -16,8 +16,9 @@ from tests.lab.product import Product, lab_command, poll
 
 pytestmark = pytest.mark.lab
 
-HELD = ["lock", "facts", "preflight", "image transfer", "weights sync", "script relay", "decide"]
-SECONDS = 20  # For a step that only looks, on a machine that does other things too.
+# Steps that only look where everything is as wanted, with seconds for a machine that is busy.
+LOOK = ("lock", "facts", "preflight", "image transfer", "weights sync", "decide")
+SECONDS = 20
 SCREENSHOTS = os.environ.get("SPARKRAIL_SCREENSHOTS")  # A folder: keep those of the README there.
 
 
@@ -62,12 +63,14 @@ def started(product: Product, node: str, run: UUID, name: str) -> bool:
     return name in product.containers(node, f"--filter {label}")
 
 
-def held(attempt: Attempt) -> None:
-    """What had held before the failure answers Unchanged, and quickly."""
-    for name, state in attempt.steps.items():
-        if name.rpartition(" on ")[0] in HELD:
-            assert (name, state) == (name, "Unchanged")
-            assert attempt.step_seconds[name] < SECONDS, name
+def quick(attempt: Attempt) -> bool:
+    """Whether what had held before the failure took but seconds now."""
+    looked = {
+        name: seconds
+        for name, seconds in attempt.step_seconds.items()
+        if name.startswith(tuple(f"{step} on " for step in LOOK))
+    }
+    return len(looked) >= len(LOOK) and max(looked.values()) < SECONDS
 
 
 def test_a_link_that_fails_during_the_join(
@@ -96,8 +99,8 @@ def test_a_link_that_fails_during_the_join(
         ui.open_run(run)
         ui.retry()
     again = runs.ended(run, 2)
-    held(again)
     assert again.state == "Changed"
+    assert quick(again)
     assert again.changed == ["worker join on worker1", "vLLM serve on head", "record on head"]
     assert runs.artifacts(run)["report-stub"].startswith("# stub: completed, changed")
 
@@ -120,14 +123,16 @@ def test_a_server_that_crashes_and_then_the_ray_head_dies(
         ui.open_run(run)
         ui.retry()
         again = runs.ended(run, 2)
-        held(again)
         assert again.state == "Changed"
-        assert {
+        assert quick(again)
+        assert set(again.changed) - {"record on head"} == {
+            "script relay on head",
+            "stop on head",
+            "stop on worker1",
             "Ray head start on head",
             "worker join on worker1",
             "vLLM serve on head",
-            "record on head",
-        } <= set(again.changed)
+        }
         nodes = runs.artifacts(run)["nodes-stub"]
         assert '"interface": "enP2p1s0f0np0"' in nodes
 
@@ -159,7 +164,7 @@ def test_a_real_server_that_finds_its_port_taken(
 
     prefect.command("prefect", "flow-run", "retry", str(run))
     again = runs.ended(run, 2, timeout=400)
-    held(again)
+    assert quick(again)
     assert (again.state, again.changed) == ("Changed", ["vLLM serve on head", "record on head"])
     assert [real.containers(name)[real.ray] for name in real.nodes] == ray
     serve = again.step_seconds["vLLM serve on head"]

@@ -24,7 +24,7 @@ from tasks.errors import (
     PreflightFailed,
 )
 from tasks.preflight import Problem
-from tasks.report import Row
+from tasks.report import Report, Row
 from tests.unit.specs import DOCUMENT, RUN, merged, spec, workers
 from tests.unit.steps import carry, changed, lift, lifts, planned, raising, unchanged
 
@@ -46,6 +46,9 @@ class Watcher:
     def ended(self, row: Row) -> None:
         self.rows.append(row)
         self._on_end(row)
+
+    def finished(self, report: Report) -> None:
+        """Nothing to write down."""
 
 
 def steps(watcher: Watcher | None = None) -> Steps:
