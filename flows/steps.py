@@ -96,7 +96,8 @@ def _failure_text(step: str, node: str, error: BaseException) -> str:
         return f"{step} on {node}: {type(error).__name__}: {error}"
     if error.node not in ("", node):
         return f"{step} on {node}: {error}"
-    said = (error.brief, error.details, error.remedy)
+    # What waits for something says itself what for.
+    said = (error.brief.removeprefix(f"{step}: "), error.details, error.remedy)
     return f"{step} on {node}: " + "\n".join(part for part in said if part)
 
 
@@ -114,7 +115,7 @@ def _failure_summary(step: str, node: str, error: BaseException) -> str:
     return "\n".join(
         part
         for part in (
-            f"{step} on {node}: {where}{error.brief}",
+            f"{step} on {node}: {where}{error.brief.removeprefix(f'{step}: ')}",
             error.remedy and f"What to do: {error.remedy}",
             error.details and f"What was said: {error.details}",
         )

@@ -91,11 +91,8 @@ def drain() -> None:
 def show_nodes(cluster: Cluster, rows: Sequence[dict[str, Any]]) -> None:
     """The table of the nodes as they were verified."""
     key = f"nodes-{cluster.name}"
-    description = f"The {len(rows)} nodes of {cluster.name}, as Ray and their containers have them"
-    publish(
-        key,
-        lambda: create_table_artifact(table=list(rows), key=key, description=description),
-    )
+    description = f"{len(rows)} nodes with {cluster.gpus} GPUs, verified"
+    publish(key, lambda: create_table_artifact(table=list(rows), key=key, description=description))
 
 
 def show_residue(cluster: Cluster, node: Node, rows: Sequence[dict[str, str]]) -> None:
@@ -111,7 +108,7 @@ def show_residue(cluster: Cluster, node: Node, rows: Sequence[dict[str, str]]) -
 def show_endpoint(cluster: Cluster, url: str) -> None:
     """A link to what the endpoint serves."""
     key = f"endpoint-{cluster.name}"
-    description = f"{cluster.model.name} answers at {url} (an OpenAI-compatible API)"
+    description = f"{cluster.model.name} answers here"
     publish(
         key,
         lambda: create_link_artifact(

@@ -97,11 +97,11 @@ def failure(cluster: Cluster, ranks: Sequence[Rank]) -> NotReady | None:
     if not failed:
         return None
     first, hit = failed[0], find_failure(failed[0].said)
+    astray = next((rank for rank in ranks if rank.address not in ("", planned[rank.node])), None)
+    if astray and not (hit and not hit.failure.retryable):
+        return _error(astray, f"{_astray(astray, planned[astray.node])}: {first.last}", INTERFACE)
     if hit:
         return _error(first, f"{hit.failure.cause}: {hit.line}", hit.failure.remedy)
-    for rank in ranks:
-        if rank.address not in ("", planned[rank.node]):
-            return _error(rank, f"{_astray(rank, planned[rank.node])}: {first.last}", INTERFACE)
     return _error(first, first.last, FIREWALL if first.code == NOT_REACHED else "")
 
 

@@ -13,17 +13,10 @@ from docker.errors import ImageNotFound
 
 from blocks import Cluster, Node
 from tasks.converge import Outcome, Run, step
+from tasks.docker_facts import CONTAINERD_ROOT, DOCKER_ROOT, DockerFacts, parse_docker
 from tasks.engines import engine
 from tasks.errors import CommandFailed
-from tasks.node_facts import (
-    CONTAINERD_ROOT,
-    DOCKER_ROOT,
-    DockerFacts,
-    Interface,
-    NodeFacts,
-    parse_docker,
-    parse_facts,
-)
+from tasks.node_facts import Interface, NodeFacts, parse_facts
 from tasks.peers import observe_peers
 from tasks.remote import Remote, connect
 from tasks.weights import glance

@@ -140,7 +140,7 @@ class Cleanup:
         now = self._after or self.before
         said = [f"{each.stop}: {each.said}" for each in self.done]
         if self.done:
-            said.append(f"{back(self.before, now)} after {self.seconds:.1f} s")
+            said.append(f"{back(self.before, now, self.done)} after {self.seconds:.1f} s")
         return [*self.others, *said, *left_alone(self.cluster, now), *still_short(now.room)]
 
     def _at_rest(self) -> Have:

@@ -114,15 +114,20 @@ def _short(where: str, held: int, back: int) -> str:
     return f"{held} MiB{where} were held, {back} MiB are back"
 
 
-def back(before: Have, now: Have) -> str:
-    """How much more there is, for people."""
+def back(before: Have, now: Have, done: Sequence[Done]) -> str:
+    """How much more there is where something was held, for people."""
     first, last = before.holders.look, now.holders.look
     if before.room is None or before.room.unified:
         return f"{last.memory.available_mib - first.memory.available_mib} MiB back"
     after = {gpu.uuid: gpu.free_mib or 0 for gpu in last.gpus}
-    sizes = {gpu.index: after.get(gpu.uuid, 0) - (gpu.free_mib or 0) for gpu in first.gpus}
-    if len(sizes) == 1:
-        return f"{next(iter(sizes.values()))} MiB back"
+    held = {row.gpu for row in rows_of(before, done)}
+    sizes = {
+        gpu.index: after.get(gpu.uuid, 0) - (gpu.free_mib or 0)
+        for gpu in first.gpus
+        if gpu.uuid in held
+    }
+    if len(first.gpus) == 1:
+        return f"{sum(sizes.values())} MiB back"
     return ", ".join(f"{size} MiB back on GPU {index}" for index, size in sizes.items())
 
 
@@ -152,7 +157,7 @@ def suspects(look: Look, *, with_sizes: bool) -> list[str]:
     said = [f"/dev/nvidia* is open in {', '.join(opened)}"] if opened else []
     if look.uid != 0:
         said.append(f"{look.user} sees only its own openers of /dev/nvidia*")
-    if with_sizes:
+    if with_sizes and look.largest:
         sizes = [
             f"{found} {found.rss_mib} MiB" for pid in look.largest if (found := look.process(pid))
         ]
@@ -188,7 +193,7 @@ def evidence(
     for each in done:
         after = "not proven"
         if now is not None:
-            after = f"gone, {back(before, now)} after {seconds:.1f} s"
+            after = f"gone, {back(before, now, done)} after {seconds:.1f} s"
         rows.append(_row(each.stop.held, each.said, after))
     for held, found in judge(cluster, before):
         if not found.stop:

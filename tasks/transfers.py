@@ -161,4 +161,4 @@ class Progress:
 
     def _show(self, text: str) -> None:
         percent = min(100.0, 100 * self._done / self._of) if self._of else 0.0
-        self._bar.show(round(percent, 1), f"{self._step} to {self._node.name}: {text}")
+        self._bar.show(round(percent, 1), text)

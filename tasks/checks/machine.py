@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from tasks.checks.site import Finding, Site, blocked, gib, how_to_end, named, ready, slow
+from tasks.docker_facts import CONTAINERD_ROOT
 from tasks.manifests import differing
-from tasks.node_facts import CONTAINERD_ROOT, Disk, Gpu, GpuHolder
+from tasks.node_facts import Disk, Gpu, GpuHolder
 
 RESERVE = 2**30  # Logs and the files of running containers.
 CLOCK_DIFFERENCE = 5.0

@@ -170,15 +170,9 @@ def pids(proc: str) -> list[int]:
     return sorted(int(name) for name in names(proc) if name.isdigit())
 
 
-def openers(proc: str, device: str, own_group: int) -> list[int]:
+def openers(proc: str, device: str) -> list[int]:
     """Who has a device of that name open; of other users' processes only root sees it."""
-    found = []
-    for pid in pids(proc):
-        folder = os.path.join(proc, str(pid), "fd")
-        fields = read(proc, str(pid), "stat").rpartition(")")[2].split()
-        if fields and int(fields[2]) != own_group and opens(folder, device):
-            found.append(pid)
-    return found
+    return [pid for pid in pids(proc) if opens(os.path.join(proc, str(pid), "fd"), device)]
 
 
 def opens(folder: str, prefix: str) -> bool:
@@ -239,7 +233,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
     text, rows_error, _ = smi("compute-apps", ROW_FIELDS, timeout)
     found, odd = rows(text)
     own = [each["pid"] for each in chain(proc, os.getpid())]
-    devices = openers(proc, wanted.get("devices", "/dev/nvidia"), os.getpgrp())
+    devices = openers(proc, wanted.get("devices", "/dev/nvidia"))
     most = largest(proc)
     processes = {each["pid"]: each for row in found for each in chain(proc, row["pid"])}
     same = alike(proc, wanted.get("commands", []))

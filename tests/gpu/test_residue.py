@@ -109,7 +109,9 @@ def test_a_holder_is_found_stopped_and_its_memory_proven_back(cluster: Cluster) 
         assert outcome.status == "changed"
         assert process.wait(1) == -15
         assert (excepted.poll(), x.poll()) == (None, None)
-        found = re.search(r": ended on TERM; (\d+) MiB back after (\d+\.\d) s", outcome.detail)
+        found = re.search(
+            r": ended on TERM; (\d+) MiB back(?: on GPU 0)? after (\d+\.\d) s", outcome.detail
+        )
         assert found, outcome.detail
         assert int(found[1]) >= MIB
         assert float(found[2]) <= SECONDS

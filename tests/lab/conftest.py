@@ -17,6 +17,7 @@ def lab_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     try:
         lab_command(LAB, "down")
         lab_command(LAB, "up")
+        preload(LAB, SHAPE)
         yield product(LAB, SHAPE, tmp_path_factory.mktemp("lab-test"))
     finally:
         lab_command(LAB, "down")
@@ -24,7 +25,6 @@ def lab_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 
 @pytest.fixture(scope="session")
 def _stub(lab_cluster: Product, tmp_path_factory: pytest.TempPathFactory) -> Product:
-    preload(LAB, SHAPE)
     stub = lab_cluster.but(tmp_path_factory.mktemp("stub"), use_stub)
     load_stub(stub)
     return stub

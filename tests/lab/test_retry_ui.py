@@ -79,7 +79,7 @@ def test_a_link_that_fails_during_the_join(
     """Retry in the old UI; also that the first deploy shows what it does."""
     stub.on("worker1", "rm -rf /models/tiny")
     run = runs.start(cluster=str(stub.spec))
-    poll(lambda: started(stub, "head", run, stub.ray), 300)
+    poll(lambda: started(stub, "head", run, stub.ray), 300, every=0.5)
     lab_command(stub.lab, "break", "worker1", "link-down")
 
     first = runs.ended(run)
@@ -153,7 +153,7 @@ def test_a_real_server_that_finds_its_port_taken(
     real = lab_cluster.but(stub.folder, lambda document: document.update(changes))
     write(real)
     run = runs.start(cluster=str(stub.spec), restart="always")
-    poll(lambda: started(real, "worker1", run, real.ray), 300)
+    poll(lambda: started(real, "worker1", run, real.ray), 300, every=0.5)
     real.on("head", OCCUPY)
     try:
         first = runs.ended(run)

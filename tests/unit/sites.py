@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocks import Cluster
+from tasks.docker_facts import parse_docker
 from tasks.engine_verdicts import Verdict
 from tasks.errors import SparkrailError
 from tasks.manifests import File, Manifest
@@ -16,7 +17,6 @@ from tasks.node_facts import (
     ModelFacts,
     NodeFacts,
     Process,
-    parse_docker,
     parse_facts,
 )
 from tasks.peers import Login, Peer

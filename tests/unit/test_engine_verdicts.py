@@ -105,7 +105,7 @@ def test_what_is_remembered(text: str, found: Verdict | None) -> None:
 
 
 def test_the_newest_verdicts_are_kept() -> None:
-    have = {f"k{number}": {} for number in range(20)}
+    have: dict[str, Any] = {f"k{number}": {} for number in range(20)}
     [keep] = plan("new", {"missing": []}, have)
     assert list(keep.memory) == ["new", *list(have)[:19]]
     assert str(keep) == "keep the verdict"

@@ -98,9 +98,17 @@ ENDED = {"code": 3, "said": "another rank ended"}
         pytest.param(
             rank("head", interface="wlan0", address="10.88.0.1", **ENDED),
             rank("worker1", code=1, said="gloo/transport/tcp/pair.cc:144 timed out connecting"),
+            "head",
+            "GLOO_SOCKET_IFNAME is wlan0 (10.88.0.1), which does not own 10.77.0.1: "
+            "gloo/transport/tcp/pair.cc:144 timed out connecting",
+            id="the worker does not reach the head's other network",
+        ),
+        pytest.param(
+            rank("head", **ENDED),
+            rank("worker1", code=1, said="gloo/transport/tcp/pair.cc:144 timed out connecting"),
             "worker1",
             "Gloo lost another rank: gloo/transport/tcp/pair.cc:144 timed out connecting",
-            id="known words come first",
+            id="lost for no reason that we see",
         ),
         pytest.param(
             rank("head", interface="wlan0", address="10.88.0.1", **ENDED),

@@ -14,9 +14,10 @@ import pytest
 
 from blocks import Cluster, Node
 from tasks import facts as reading
+from tasks.docker_facts import parse_docker, parse_image
 from tasks.errors import CommandFailed
 from tasks.facts import parse_facts, summary
-from tasks.node_facts import NodeFacts, parse_docker, parse_image
+from tasks.node_facts import NodeFacts
 from tasks.relayed import facts as relay
 from tasks.topology import Fabric
 

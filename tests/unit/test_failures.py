@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.failures import find_failure
+from tasks.failures import FAILURES, find_failure
 
+FOLDER = Path(__file__).parent / "data" / "failures"
 HEALTHY = (Path(__file__).parent / "data" / "vllm" / "healthy-start-0.32.0.txt").read_text()
 
 
@@ -177,6 +178,32 @@ def test_known_failures(log: str, line: str, cause: str) -> None:
     assert hit is not None
     assert (hit.line, hit.failure.cause) == (line, cause)
     assert hit.failure.remedy.endswith(".")
+
+
+def read(path: Path) -> tuple[str, str]:
+    """The cause that stands in a file's first line, and the log behind its head."""
+    head, _, log = path.read_text().partition("\n\n")
+    return head.splitlines()[0].removeprefix("cause: "), log
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.stem)
+def test_captured_failures(path: Path) -> None:
+    cause, log = read(path)
+    hit = find_failure(f"{HEALTHY}{log}")
+    assert hit is not None
+    assert hit.failure.cause == cause
+    assert len(hit.line) < 420
+
+
+def test_every_entry_has_a_log() -> None:
+    causes = {read(path)[0] for path in FOLDER.iterdir()}
+    assert causes == {failure.cause for failure in FAILURES}
+
+
+def test_who_said_it() -> None:
+    hit = find_failure("(RayWorkerProc pid=9, ip=10.77.0.2) (Worker pid=9) CUDA out of memory")
+    assert hit is not None
+    assert (hit.address, hit.line) == ("10.77.0.2", "CUDA out of memory")
 
 
 def test_nothing_is_found_in_a_healthy_start() -> None:

@@ -1,4 +1,4 @@
-"""The relayed look at GPU holders: what nvidia-smi prints, and what is read from /proc beside it."""
+"""The relayed look at GPU holders: what nvidia-smi prints, and what /proc tells beside it."""
 
 import json
 import os
@@ -74,6 +74,31 @@ def test_gpus(line: str, memory: tuple[int | None, int | None, int | None, bool]
     assert (gpu["uuid"], odd) == (GPU, "")
 
 
+def captured(name: str) -> str:
+    return (DATA / f"580.159.04-{name}").read_text()
+
+
+def test_the_output_of_two_real_gpus() -> None:
+    rows, odd = relay.rows(captured("apps-held.csv"))
+    assert [(each["pid"], each["name"], each["used_mib"]) for each in rows] == [
+        (574, "python3", 12500),
+        (580, "python3", 1296),
+        (575, "python3? a name? with commas", 1030),
+        (580, "python3", 1296),
+    ]
+    assert (odd, len({each["gpu"] for each in rows})) == ("", 2)
+    for name, used in (("idle", [0, 0]), ("held", [14846, 1305])):
+        gpus, odd = relay.gpus(captured(f"gpus-{name}.csv"), relay.GPU_FIELDS)
+        assert ([each["used_mib"] for each in gpus], odd) == (used, "")
+        assert {each["total_mib"] for each in gpus} == {143771}
+
+
+@pytest.mark.parametrize("name", ["no-such-field.txt", "no-devices.txt", "table.txt"])
+def test_other_outputs_of_a_real_driver_hold_no_rows(name: str) -> None:
+    rows, odd = relay.rows(captured(name))
+    assert (rows, odd) == ([], f"nvidia-smi: no row: {captured(name).splitlines()[0].strip()}")
+
+
 def test_a_text_is_no_gpu() -> None:
     assert relay.gpus("No devices were found", relay.GPU_FIELDS) == (
         [],
@@ -111,11 +136,8 @@ def test_rows_are_joined_with_proc(tmp_path: Path) -> None:
     found = relayed(tmp_path / "bin", smi(GB10, f"echo '{GPU}, {os.getpid()}, python3, 12'"))
     own = found.process(os.getpid())
     assert own is not None
-    assert (own.parent, own.state in "RS", own.command.split(" ")[0]) == (
-        os.getppid(),
-        True,
-        sys.executable,
-    )
+    assert own.command.split(" ") == Path("/proc/self/cmdline").read_text().split("\0")[:-1]
+    assert (own.parent, own.state in "RS") == (os.getppid(), True)
     assert own.started < found.ticks
     assert [each.pid for each in found.ancestors(own)][:1] == [os.getppid()]
     assert os.getpid() in found.own
@@ -158,11 +180,8 @@ def test_a_name_with_commas_is_one_row(tmp_path: Path) -> None:
             id="exit code 6, said on standard output",
         ),
         pytest.param(
-            "echo 'NVIDIA-SMI has failed because it could not talk to the driver' >&2; exit 9",
-            *[
-                "nvidia-smi: exit code 9: NVIDIA-SMI has failed because it could not talk to the driver"
-            ]
-            * 2,
+            "echo 'NVIDIA-SMI has failed to reach the driver' >&2; exit 9",
+            *["nvidia-smi: exit code 9: NVIDIA-SMI has failed to reach the driver"] * 2,
             0,
             id="exit code 9",
         ),
