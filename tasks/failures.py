@@ -7,6 +7,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # Which process said it, as Ray and vLLM put it before a line: "(EngineCore pid=250) ".
 SPEAKER = re.compile(r"(\([^()]*\bpid=\d+[^()]*\)\s*)*")
 ADDRESS = re.compile(r"\bip=([0-9.]+)")
+# Whose traceback follows, where the engine prints that of a rank.
+RANK = re.compile(r"\bray::\S+\(\) \(pid=\d+, ip=([0-9.]+)")
 
 INTERFACE = "Take GLOO_SOCKET_IFNAME out of the spec: it follows from fabric_address."
 HOLDERS = "See who holds GPU memory (sparkrail check)"
@@ -260,8 +262,11 @@ def shorten(line: str, longest: int = 400) -> str:
 
 def find_failure(log: str) -> Hit | None:
     """The first line in a log that is a known failure."""
+    rank = ""
     # By line: some are thousands of characters long, and every probe of a start reads them again.
     for line in ANSI.sub("", log).splitlines():
+        traced = RANK.search(line)
+        rank = traced[1] if traced else rank
         if ANY.search(line):
             failure = next(each for each in FAILURES if each.pattern.search(line))
             speaker = SPEAKER.match(line)
@@ -269,5 +274,5 @@ def find_failure(log: str) -> Hit | None:
             address = ADDRESS.search(said)
             # vLLM lists every model that it knows in one line.
             shown = shorten(line[len(said) :].strip())
-            return Hit(shown, failure, address[1] if address else "")
+            return Hit(shown, failure, address[1] if address else rank)
     return None

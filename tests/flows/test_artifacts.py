@@ -15,7 +15,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import ArtifactSort
 
 from tasks import artifacts
-from tasks.ray_nodes import Member, Raylet, RayNode, node_rows
+from tasks.ray_nodes import Member, Raylet, RayNode
+from tasks.ray_proof import node_rows
 from tasks.transfers import Progress
 from tests.lab.prefect_processes import Processes
 from tests.unit.specs import spec

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ from tasks.artifacts import Publisher
 def test_all_subjects_in_their_order() -> None:
     publisher, published = Publisher(), list[str]()
     for subject in ("nodes", "endpoint", "report"):
-        publisher.put(subject, lambda subject=subject: published.append(subject))
+        publisher.put(subject, partial(published.append, subject))
     assert publisher.drain(10)
     assert published == ["nodes", "endpoint", "report"]
 
@@ -29,7 +30,7 @@ def test_of_one_subject_the_latest_when_the_server_is_slow() -> None:
     publisher.put("bar", slow)
     assert begun.wait(10)
     for percent in range(100):
-        publisher.put("bar", lambda percent=percent: published.append(percent))
+        publisher.put("bar", partial(published.append, percent))
     go_on.set()
     assert publisher.drain(10)
     assert published == [99]

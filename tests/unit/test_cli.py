@@ -36,6 +36,14 @@ ROOT = Path(__file__).parents[2]
             {"verb": "destroy", "json": False, "dry_run": True},
             id="destroy",
         ),
+        pytest.param(
+            ["register", "lab"], {"verb": "register", "json": False, "notify": None}, id="register"
+        ),
+        pytest.param(
+            ["register", "lab", "--json", "--notify=slack-webhook/ops"],
+            {"verb": "register", "json": True, "notify": "slack-webhook/ops"},
+            id="register with everything",
+        ),
     ],
 )
 def test_what_it_takes(words: list[str], chosen: dict[str, Any]) -> None:
@@ -57,6 +65,11 @@ def test_what_it_takes(words: list[str], chosen: dict[str, Any]) -> None:
             ["deploy", "lab", "--restart", "never"],
             "argument --restart: invalid choice: 'never'",
             id="another value",
+        ),
+        pytest.param(
+            ["register", "lab", "--notify", "slack"],
+            "argument --notify: 'slack': allowed: TYPE/NAME, such as slack-webhook/ops",
+            id="a block without its type",
         ),
     ],
 )

@@ -206,6 +206,12 @@ def test_who_said_it() -> None:
     assert (hit.address, hit.line) == ("10.77.0.2", "CUDA out of memory")
 
 
+def test_whose_traceback_it_is() -> None:
+    hit = find_failure(read(FOLDER / "model-not-in-the-ranks-container.txt")[1])
+    assert hit is not None
+    assert hit.address == "10.77.0.1"
+
+
 def test_nothing_is_found_in_a_healthy_start() -> None:
     assert find_failure(HEALTHY) is None
 
