@@ -223,6 +223,7 @@ def conduct(
         # The lock is freed last: what was cancelled may still be ending what it runs.
         with (
             TagsContext(),
+            artifacts.lines_in_run(),
             locks.released_at_end(spec),
             remote.cancel_scope(),
             Watch() as watch,

@@ -1,12 +1,14 @@
-"""What the Prefect UI shows of a run beside its steps: transfers, nodes, endpoint, report, tag.
+"""What the Prefect UI shows of a run beside its steps: transfers, nodes, endpoint, report, lines.
 
 One thread publishes all of it in the background: a Prefect server that is slow or away may neither
 end nor delay a run. Outside Prefect nothing happens at all.
 """
 
+import contextlib
 import contextvars
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -20,6 +22,8 @@ from prefect.artifacts import (
 )
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
 
 from blocks import Cluster, Node
 from tasks.converge import log
@@ -133,6 +137,35 @@ def tag_run(tag: str) -> None:
         return
     tags = sorted({*run.tags, tag})
     publish("the tag", lambda: get_client(sync_client=True).update_flow_run(run.id, tags=tags))
+
+
+class _ToRun(logging.Handler):
+    """Hands our lines to the logger of the flow run or task run that says them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            mine: Any = get_run_logger()
+        except MissingContextError:  # A thread of its own, such as the lock's.
+            mine = logging.getLogger()
+        mine.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+
+
+@contextlib.contextmanager
+def lines_in_run() -> Iterator[None]:
+    """Around a flow's body: what we log stands on the page of its run, as Prefect's own does."""
+    if FlowRunContext.get() is None:
+        yield
+        return
+    handler, level, propagate = _ToRun(), log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
 
 
 class Bar:

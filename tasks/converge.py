@@ -65,7 +65,7 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
         def timed(*args: P.args, **kwargs: P.kwargs) -> Any:
             arguments = signature.bind(*args, **kwargs).arguments
             node = arguments["node"].name
-            _tag(f"cluster:{arguments['cluster'].name}")
+            _tag(arguments.get("cluster"))
             started = time.monotonic()
             log.info("%s on %s ...", name, node)
             outcome = function(*args, **kwargs)
@@ -88,14 +88,14 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
     return decorate
 
 
-def _tag(tag: str) -> None:
-    """Tag the task run that we are in; no earlier than now.
+def _tag(cluster: Any) -> None:
+    """Tag the task run that we are in with its cluster; no earlier than now.
 
     For one that has tags when it begins, Prefect asks its API about limits, and waits for that.
     """
     context = TaskRunContext.get()
-    if context:
-        context.task_run.tags = sorted({*context.task_run.tags, tag})
+    if context and cluster is not None:
+        context.task_run.tags = sorted({*context.task_run.tags, f"cluster:{cluster.name}"})
 
 
 def as_state(outcome: Outcome) -> State[Outcome]:

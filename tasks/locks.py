@@ -1,7 +1,7 @@
 """One run at a time on a cluster: a lock that a process on the head holds for us.
 
-The process ends with our connection, or after some seconds of silence, and the kernel frees its
-lock: a killed run, a run that is cut off and a rebooted head never leave a lock behind.
+The process ends with our connection, or ends that after some seconds of silence, and the kernel
+frees its lock: a killed run, a run that is cut off and a rebooted head never leave a lock behind.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from tasks.remote import Stream, connect
 
 PROGRAM = (Path(__file__).parent / "relayed" / "lock.py").read_text()
 BEAT = 3.0
-SILENCE = 15.0  # After which the head frees it.
+SILENCE = 15.0  # After which the head ends our connection, and then frees it.
+ENDING = 5.0
 LEAD = 3.0  # How long before that we take it for lost: two runs must never both hold it.
 RELEASE = 5.0
 ANSWER = 20.0
@@ -110,7 +111,7 @@ def take_lock(cluster: Cluster, node: Node, run: Run) -> Outcome:
     """Hold the cluster's lock on the head until `release_lock`, or refuse and say who has it."""
     if run.dry_run:
         return Outcome(step="lock", node=node.name, status="unchanged", detail="not needed")
-    deadline = time.monotonic() + SILENCE + BEAT
+    deadline = time.monotonic() + SILENCE + ENDING + BEAT
     while True:
         channel = _start(cluster, node, run)
         try:
@@ -128,7 +129,7 @@ def take_lock(cluster: Cluster, node: Node, run: Run) -> Outcome:
                 f"{cluster.name} is worked on by {answer.owner or 'another run'}",
                 node=node.name,
                 remedy="Wait until it has ended, or end it; a run that died frees its lock within "
-                f"{SILENCE:g} s.",
+                f"{SILENCE + ENDING:g} s.",
             )
     _held[cluster.name] = Lock(channel)
     detail = f"taken over from {answer.left}, which died" if answer.left else ""

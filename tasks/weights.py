@@ -8,6 +8,7 @@ from blocks import Cluster, Node
 from tasks.converge import Outcome, Run, converge, step
 from tasks.errors import CommandFailed, SparkrailError
 from tasks.manifests import SHOWN, Manifest, Send, extra_weights, listed, plan, problems
+from tasks.page_caches import release_page_cache
 from tasks.programs import run_program
 from tasks.remote import connect
 from tasks.transfers import Progress, log_progress, rate
@@ -124,6 +125,8 @@ class _Sender:
                 raise rsync_failed(self.cluster, self.worker, result)
             progress.finished(what.size)
         self._refuse_changed_source()
+        for node in (self.cluster.head, self.worker):
+            release_page_cache(self.cluster, node)
         self.sent = (
             f"sent {len(what.paths)} of {what.of} files, "
             f"{rate(what.size, time.monotonic() - began)}: {listed(what.paths, 3)}"

@@ -4,7 +4,8 @@ Relayed to the node; standard library only. Arguments: folder, owner as JSON, si
 Prints one line of JSON: {"held": bool, "owner": who holds it, "left": who left it behind}, and then
 each beat back that it gets. The kernel frees the lock with this process, so that it cannot go
 stale: this process ends when its standard input ends (the run is over, or was killed) or is silent
-for too long (it is cut off).
+for too long (it is cut off, or frozen). A run that is silent may still have commands on the nodes:
+its connection is ended, which ends them, before the lock is free.
 """
 
 import contextlib
@@ -12,8 +13,11 @@ import fcntl
 import json
 import os
 import select
+import signal
 import sys
 import time
+
+ENDING = 4.0  # Commands get SIGTERM when their connection ends, and SIGKILL three seconds later.
 
 
 def main(folder: str, owner: str, silence: str) -> None:
@@ -26,7 +30,8 @@ def main(folder: str, owner: str, silence: str) -> None:
     left = read(owner_file)
     write(owner_file, {**json.loads(owner), "since": time.time(), "pid": os.getpid()})
     say({"held": True, "left": left})
-    answer_beats(float(silence), owner_file)
+    if answer_beats(float(silence), owner_file) == "silent" and end_connection(os.getppid()):
+        time.sleep(ENDING)
     give_back(folder, guard)
 
 
@@ -63,18 +68,33 @@ def give_back(folder: str, guard: int) -> None:
                 folder = os.path.dirname(folder)
 
 
-def answer_beats(silence: float, owner_file: str) -> None:
+def answer_beats(silence: float, owner_file: str) -> str:
+    """Until the run is `over` or `silent`."""
     while True:
         ready, _, _ = select.select([0], [], [], silence)
-        beats = os.read(0, 4096) if ready else b""
+        if not ready:
+            return "silent"
+        beats = os.read(0, 4096)
         if not beats:
-            return
+            return "over"
         try:
             os.write(1, beats)
         except OSError:
-            return
+            return "over"
         with contextlib.suppress(FileNotFoundError):
             os.utime(owner_file)  # The heartbeat, for people who look.
+
+
+def end_connection(server: int) -> bool:
+    """End the sshd process that our run is connected to; whatever else started us is spared."""
+    try:
+        with open(f"/proc/{server}/comm", encoding="utf-8") as file:
+            if not file.read().startswith("sshd"):
+                return False
+        os.kill(server, signal.SIGTERM)
+    except OSError:
+        return False
+    return True
 
 
 def read(path: str) -> object:

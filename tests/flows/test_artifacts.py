@@ -5,21 +5,34 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+import yaml
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.sorting import ArtifactSort
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import TaskRun
+from prefect.client.schemas.sorting import ArtifactSort, LogSort
+from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
+from flows.steps import Steps, conduct
 from tasks import artifacts
+from tasks.converge import log
 from tasks.ray_nodes import Member, Raylet, RayNode
 from tasks.ray_proof import node_rows
 from tasks.transfers import Progress
 from tests.lab.prefect_processes import Processes
-from tests.unit.specs import spec
+from tests.lab.product import poll
+from tests.unit.specs import DOCUMENT, spec
+from tests.unit.steps import changed, lift
 
 CLUSTER = spec()
 HEAD, WORKER = CLUSTER.nodes
@@ -134,6 +147,45 @@ def test_the_nodes_and_the_endpoint(client: SyncPrefectClient) -> None:
         "endpoint-sparks",
         "[http://10.88.0.1:8000/v1](http://10.88.0.1:8000/v1/models)",
     )
+
+
+def test_a_run_and_its_steps_are_tagged_and_tell_what_they_do(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "sparks.yaml"
+    file.write_text(yaml.safe_dump(DOCUMENT))
+
+    def one_step(steps: Steps) -> None:
+        steps.one(lift, do=changed)
+
+    def body() -> None:
+        with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: True}):
+            conduct(str(file), one_step)
+
+    flow_run = run(body)
+    assert client.read_flow_run(flow_run).tags == ["cluster:sparks"]
+    [step] = poll(lambda: _ended(client, flow_run))
+    assert (step.name, step.state_name, step.tags) == (
+        "lift on head",
+        "Changed",
+        ["cluster:sparks"],
+    )
+    lines = poll(lambda: _lines(client, flow_run, step.id))
+    assert lines == ["lift on head ...", "lift on head: changed by hand"]
+    assert log.propagate
+
+
+def _ended(client: SyncPrefectClient, flow_run: UUID) -> list[TaskRun]:
+    mine = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+    found = client.read_task_runs(flow_run_filter=mine)
+    return found if all(each.state and each.state.is_final() for each in found) else []
+
+
+def _lines(client: SyncPrefectClient, flow_run: UUID, step: UUID) -> list[str]:
+    mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run]))
+    said = client.read_logs(mine, sort=LogSort.TIMESTAMP_ASC)
+    found = [each.message for each in said if each.task_run_id == step]
+    return found[:2] if len(found) > 1 else []
 
 
 @pytest.fixture

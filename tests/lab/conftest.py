@@ -1,10 +1,12 @@
-"""A lab for the tests of the product, and sparkrail with its specs on it."""
+"""A lab for the tests of the product, sparkrail with its specs on it, and Prefect to run it."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.lab.flow_runs import FlowRuns
 from tests.lab.layout import Lab, Shape
+from tests.lab.prefect_processes import Processes
 from tests.lab.product import Product, lab_command, load_stub, preload, product, use_stub
 
 LAB = Lab("lab-test")
@@ -35,3 +37,29 @@ def stub(_stub: Product) -> Iterator[Product]:
     """sparkrail with real Ray and, at the process boundary, a stub of vLLM that starts at once."""
     yield _stub
     _stub.clear()
+
+
+@pytest.fixture(scope="session")
+def _prefect(_stub: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    _stub.write()
+    processes = Processes(tmp_path_factory.mktemp("prefect"), str(_stub.spec), first_port=4300)
+    try:
+        processes.start_server()
+        processes.register()
+        yield processes
+    finally:
+        processes.stop()
+
+
+@pytest.fixture
+def prefect(_prefect: Processes, stub: Product) -> Processes:
+    """A Prefect server and worker that deploy with the fast engine, whatever befell them."""
+    stub.write()
+    _prefect.start_server()
+    _prefect.start_worker()
+    return _prefect
+
+
+@pytest.fixture
+def runs(prefect: Processes) -> FlowRuns:
+    return FlowRuns(prefect)

@@ -6,9 +6,9 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, TaskRun
-from prefect.client.schemas.sorting import ArtifactSort
-from prefect.states import Scheduled
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
+from prefect.states import Cancelling, Scheduled
 
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import poll
@@ -41,8 +41,8 @@ class FlowRuns:
     def __init__(self, prefect: Processes) -> None:
         self.client = SyncPrefectClient(f"{prefect.ui}/api")
 
-    def start(self, **parameters: Any) -> UUID:
-        deployment = self.client.read_deployment_by_name("deploy/on-demand")
+    def start(self, name: str = "deploy/on-demand", **parameters: Any) -> UUID:
+        deployment = self.client.read_deployment_by_name(name)
         run = self.client.create_flow_run_from_deployment(
             deployment.id, parameters=parameters, state=Scheduled()
         )
@@ -50,6 +50,26 @@ class FlowRuns:
 
     def read(self, run: UUID) -> FlowRun:
         return self.client.read_flow_run(run)
+
+    def newest(self) -> FlowRun:
+        [found] = self.client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1)
+        return found
+
+    def message(self, run: UUID) -> str:
+        state = self.read(run).state
+        return (state.message or "") if state else ""
+
+    def is_final(self, run: UUID) -> bool:
+        state = self.read(run).state
+        return state is not None and state.is_final()
+
+    def cancel(self, run: UUID) -> None:
+        """As the Prefect UI does it."""
+        self.client.set_flow_run_state(run, Cancelling())
+
+    def set_state(self, run: UUID, kind: StateType) -> None:
+        """As a person or an automation does it, whatever the run itself says."""
+        self.client.set_flow_run_state(run, State(type=kind), force=True)
 
     def ended(self, run: UUID, attempt: int = 1, timeout: float = 300) -> Attempt:
         """That attempt, once it has ended."""

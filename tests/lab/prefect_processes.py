@@ -39,7 +39,6 @@ class Processes:
             "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
-            "PREFECT_LOGGING_LEVEL": "WARNING",
             **settings,
         }
 
@@ -69,9 +68,13 @@ class Processes:
         if not self.is_running("worker"):
             self.start("worker", "prefect", "worker", "start", "--pool", POOL)
 
-    def stop(self) -> None:
-        for name in ("worker", "server"):
+    def stop(self, *names: str) -> None:
+        for name in names or ("worker", "server"):
             self._stop(name)
+
+    def signal(self, name: str, number: int) -> None:
+        """To the whole process group."""
+        os.killpg(self.is_running(name), number)
 
     def command(self, program: str, *arguments: str) -> str:
         """What a program of the virtual environment prints; it must succeed."""

@@ -176,14 +176,24 @@ class Product:
 
     # --- the command line -------------------------------------------------------------------------
 
-    def start(self, verb: str, *options: str) -> Running:
-        """One command, as a user of a shell without a Prefect API starts it."""
+    def write(self) -> None:
+        """The spec file as a person edits it."""
         self.spec.write_text(yaml.safe_dump(dict(self.document)))
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+
+    def start(
+        self,
+        verb: str,
+        *options: str,
+        prefect: Mapping[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> Running:
+        """One command, as a user of a shell starts it; without a Prefect API by default."""
+        self.write()
+        environment = prefect or {
+            **{name: text for name, text in os.environ.items() if not name.startswith("PREFECT_")},
+            "PREFECT_HOME": str(self.folder / "prefect"),
         }
-        environment = inherited | {"PREFECT_HOME": str(self.folder / "prefect")}
-        argv = [str(SPARKRAIL), verb, str(self.spec), "--json", *options]
+        argv = [*prefix, str(SPARKRAIL), verb, str(self.spec), "--json", *options]
         return Running(argv, environment, self.folder)
 
     def run(self, verb: str, *options: str, timeout: float = 300) -> Said:

@@ -19,7 +19,7 @@ rm /tmp/time
 """
 # Ours by its labels, but for the digest.
 OTHER_SPEC = """
-docker rm --force {name}
+docker rm --force --volumes {name}
 docker run --detach --name={name} --label=sparkrail.cluster={cluster} \
     --label=sparkrail.digest=another --entrypoint=sleep {image} 1000
 """

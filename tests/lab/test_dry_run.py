@@ -28,6 +28,7 @@ def test_three_states(stub: Product) -> None:
         "record on head",
     }
     relayed = {"script relay on head", "script relay on worker1"}
+    stub.destroy()
     stub.on("worker1", "rm -rf /models/tiny")
     deploy, destroy = changes_nothing(stub, "planned", "unchanged")
     assert deploy == {"weights sync on worker1", *relayed, *started}

@@ -1,8 +1,10 @@
 """Logging in by a saved ssh-credentials block: each way of giving a key, on a real sshd."""
 
 import getpass
+import re
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 PASSPHRASE = "open sesame"
+numbers = count()
 
 
 @pytest.fixture
@@ -59,10 +62,11 @@ def agent(key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def by_block(node: Sshd, block: SSHCredentials) -> Cluster:
     """A spec that names the block, which is saved as a person saves it in the UI."""
-    block.save("login", overwrite=True)
+    name = f"login-{next(numbers)}"  # A block is read once per process.
+    block.save(name)
     known = node.folder / "known_hosts"
     known.write_text(node.known)
-    return spec(node.place("head"), None, known_hosts=known, credentials="login")
+    return spec(node.place("head"), None, known_hosts=known, credentials=name)
 
 
 def lets_in(node: Sshd, block: SSHCredentials) -> bool:
@@ -129,7 +133,7 @@ def test_a_passphrase_that_is_missing_or_wrong(node: Sshd, locked: Path) -> None
 
 def test_a_key_file_that_is_not_there(node: Sshd) -> None:
     said = refused(node, SSHCredentials(key_file="/no/such/key"))
-    assert said.startswith("key_file of the block login: /no/such/key: No such file")
+    assert re.match(r"key_file of the block login-\d+: /no/such/key: No such file", said)
 
 
 def test_a_block_that_is_not_there(node: Sshd) -> None:

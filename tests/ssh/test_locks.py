@@ -88,7 +88,7 @@ def test_another_run_is_refused_and_told_who_holds_it(
     first, second = str(caught.value).splitlines()
     assert first.startswith("head: loopback is worked on by run run-2 of bob@laptop, since ")
     assert second == (
-        "Wait until it has ended, or end it; a run that died frees its lock within 15 s."
+        "Wait until it has ended, or end it; a run that died frees its lock within 20 s."
     )
     assert bob.poll() is None
 

@@ -368,7 +368,7 @@ XORG = process(11, "/usr/lib/xorg/Xorg :0", user="root")
 
 def test_memory_that_nobody_is_listed_for_has_an_unknown_holder() -> None:
     opener = process(20, "python3 hidden.py", user="bob", rss_mib=900)
-    seen = {"processes": (opener,), "openers": (20,), "largest": (20,)}
+    seen: dict[str, Any] = {"processes": (opener,), "openers": (20,), "largest": (20,)}
     assert hidden(have(uid=0, **seen)) == [
         "an unknown holder: 40000 of 100000 MiB are to be had, and nvidia-smi lists nobody",
         "/dev/nvidia* is open in pid 20 (python3 hidden.py)",
