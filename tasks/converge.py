@@ -15,8 +15,8 @@ from prefect.context import TaskRunContext
 from prefect.states import Completed
 from pydantic import BaseModel
 
-from tasks import remote
-from tasks.errors import Cancelled, NodeUnreachable, NotConverged, NotReady
+from tasks import hidden, remote
+from tasks.errors import Cancelled, NodeUnreachable, NotConverged, NotReady, SparkrailError
 
 P = ParamSpec("P")
 Have = TypeVar("Have")
@@ -28,6 +28,7 @@ STATE_NAMES: dict[Status, str] = {
     "planned": "Planned",
 }
 log = logging.getLogger("sparkrail")
+log.addFilter(hidden.Filter())
 
 
 class Run(BaseModel, frozen=True):
@@ -68,8 +69,14 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
             _tag(arguments.get("cluster"))
             started = time.monotonic()
             log.info("%s on %s ...", name, node)
-            outcome = function(*args, **kwargs)
-            outcome = outcome.model_copy(update={"seconds": time.monotonic() - started})
+            try:
+                outcome = function(*args, **kwargs)
+            except SparkrailError as error:
+                hidden.clean(error)
+                raise
+            taken = time.monotonic() - started
+            detail = hidden.shown(outcome.detail)
+            outcome = outcome.model_copy(update={"seconds": taken, "detail": detail})
             log.info("%s on %s: %s %s", name, node, outcome.status, outcome.detail)
             # Called as a plain function, as tests and the command line do, it is one.
             return as_state(outcome) if TaskRunContext.get() else outcome

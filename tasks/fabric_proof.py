@@ -93,6 +93,11 @@ def failure(cluster: Cluster, ranks: Sequence[Rank]) -> NotReady | None:
                 "wait for ever",
                 "Take it out of the variables that you give: it follows from fabric_address.",
             )
+        if rank.address.startswith("127."):
+            # It may go well by chance: of two ranks, one dials and one listens.
+            return _error(
+                rank, f"{_astray(rank, planned[rank.node])}, nor does any node reach it", INTERFACE
+            )
     failed = sorted((rank for rank in ranks if rank.code != 0), key=_blame)
     if not failed:
         return None

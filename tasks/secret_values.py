@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from blocks import Cluster
 from blocks.cluster import DERIVED_VARIABLES, VARIABLE
+from tasks import hidden
 from tasks.errors import InvalidSpec
 from tasks.topology import Secrets
 
@@ -28,7 +29,10 @@ def _load(name: str) -> Secrets:
             remedy="Create it in the Prefect UI (Blocks), or take secrets out of the spec.",
         ) from error
     assert isinstance(block, EngineSecrets)
+    secret = [block.api_key, block.hub_token]
+    hidden.hide(value.get_secret_value() for value in secret if value)
     environment = dict(block.environment.get_secret_value()) if block.environment else {}
+    hidden.hide(map(str, environment.values()))
     check_names(name, environment)
     if block.hub_token:
         environment["HF_TOKEN"] = block.hub_token.get_secret_value()

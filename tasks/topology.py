@@ -106,7 +106,7 @@ def environment(
         "SPARKRAIL_RAY_PORT": str(cluster.ray.port),
         "SPARKRAIL_GPUS": str(node.gpus),
         "SPARKRAIL_OBJECT_STORE": str(store * 1024 * 1024) if store else "",
-        "SPARKRAIL_STAY": json.dumps(STAY),
+        "SPARKRAIL_STAY": json.dumps(staying(cluster)),
         "VLLM_HOST_IP": node.fabric_address,
         # Gloo takes one name; "=" makes NCCL match the whole name, not every name it begins.
         "GLOO_SOCKET_IFNAME": fabric.interface,
@@ -130,6 +130,12 @@ def environment(
     values["SPARKRAIL_SHOWN"] = " ".join(shown)
     # A variable that is set but empty is read as 0 by NCCL (nccl #769): leave it out instead.
     return {name: value for name, value in values.items() if value}
+
+
+def staying(cluster: Cluster) -> list[str]:
+    """The variables that differ per node, by their nature or because the spec of a node sets them."""
+    own = {name for node in cluster.nodes for name in node.environment}
+    return [*STAY, *sorted(own - set(STAY))]
 
 
 def arguments(cluster: Cluster) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks import engines, remote
+from tasks import endpoint, engines, locks, remote
 
 Span = tuple[float, float]
 
@@ -76,6 +76,8 @@ WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("commands", remote.Remote, "start"),
     ("tunnels", remote.Remote, "open_tunnel"),
     ("docker", engines._OverConnection, "send"),
+    ("endpoint", endpoint, "_request"),
+    ("commands", locks, "_answer"),
 )
 
 
@@ -103,7 +105,8 @@ def measure(cluster: str) -> Figures:
     with watched() as found:
         began = time.monotonic()
         if PREFECT_API_URL.value():
-            outcome = str(deploy(cluster=cluster, return_state=True).name)
+            state: Any = deploy(cluster=cluster, return_state=True)
+            outcome = str(state.name)
         else:
             outcome = conduct(cluster, bring_up).outcome
         total = time.monotonic() - began

@@ -1,6 +1,7 @@
 """A Prefect server for the flows, started once."""
 
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -43,7 +44,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     running = Processes(
         home,
         "none",
-        first_port=4500,
+        # Of our own: a server of other tests on this machine, still starting, has no port yet.
+        first_port=20000 + os.getpid() % 10000,
         PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS="1",
         PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS="1",
     )

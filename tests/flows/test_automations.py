@@ -200,12 +200,12 @@ def test_a_run_that_falls_silent_has_crashed_and_one_that_ended_has_not(
     put(client, ended, Running())
     put(client, silent, Running())
     heartbeat(client, ended)
-    put(client, ended, Completed(name="Changed"))
+    put(client, ended, Completed(name="Planned"))
     heartbeat(client, silent)
 
     state = poll(lambda: crashed(client, silent), timeout=60)
     assert state and state.message and state.message.startswith("No heartbeat for 90 s")
-    assert client.read_flow_run(ended).state_name == "Changed"
+    assert client.read_flow_run(ended).state_name == "Planned"
     poll(rung)
     assert subjects(rung()) == ["deploy failed"]
 

@@ -4,8 +4,8 @@
 It is called, waits for Ray, answers over HTTP and asks for the API key as vLLM does, in a second
 instead of a minute; what it answers comes from no model. It ends at once when it is asked for too
 long a context, which vLLM finds out only when it starts, too. With STUB_HOLD in its environment it
-loads its weights until SIGUSR1. It stands in the image as /usr/local/bin/vllm, so it imports
-nothing of ours.
+loads its weights until SIGUSR1; with STUB_TELL it gives its environment away. It stands in the
+image as /usr/local/bin/vllm, so it imports nothing of ours.
 """
 
 import argparse
@@ -28,6 +28,8 @@ def main() -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         sys.exit(f"ConnectionError: no Ray at {host}:{port}: {error}")
+    if os.environ.get("STUB_TELL"):
+        print(f"INFO started with {dict(os.environ)}", flush=True)
     if options.max_model_len > LONGEST:
         sys.exit(f"ValueError: max_model_len ({options.max_model_len}) is greater than {LONGEST}")
     if os.environ.get("STUB_HOLD"):

@@ -133,6 +133,14 @@ ENDED = {"code": 3, "said": "another rank ended"}
             id="VLLM_HOST_IP is not the planned address",
         ),
         pytest.param(
+            rank("head", interface="lo", address="127.0.0.1"),
+            rank("worker1"),
+            "head",
+            "GLOO_SOCKET_IFNAME is lo (127.0.0.1), which does not own 10.77.0.1, nor does any "
+            "node reach it",
+            id="loopback, and it went well by chance",
+        ),
+        pytest.param(
             rank("head", **ENDED),
             rank("worker1", code=125, said="docker: Error response from daemon: no GPU."),
             "worker1",

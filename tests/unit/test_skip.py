@@ -76,7 +76,7 @@ def test_only_a_schedule_s_own_first_attempt_may_be_skipped(
 def run(ended: datetime | None, state: str, **parameters: Any) -> FlowRun:
     return FlowRun(
         flow_id=uuid4(),
-        end_time=ended,  # type: ignore[arg-type]
+        end_time=ended,
         state_name=state,
         parameters={"cluster": "sparks"} | parameters,
     )

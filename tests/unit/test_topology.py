@@ -20,6 +20,7 @@ from tasks.topology import (
     files,
     ray_container,
     serve_container,
+    staying,
 )
 from tests.unit.specs import merged, spec
 
@@ -175,6 +176,17 @@ def test_what_stays_on_a_node_is_all_that_names_its_interfaces_and_address() -> 
     derived = set(environment(spec(), spec().head, HEAD_PORT))
     named = {name for name in derived if "IFNAME" in name or "IB_" in name or "DEVICES" in name}
     assert set(STAY) == named | {"NCCL_IB_GID_INDEX", "VLLM_HOST_IP", "VLLM_API_KEY"}
+
+
+def test_what_the_spec_sets_for_one_node_stays_on_every_node() -> None:
+    """vLLM would carry the head's NCCL_ variables over, above the workers' own."""
+    cluster = spec(
+        head={"environment": {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "bond0"}},
+        workers=[WORKER | {"environment": {"NCCL_ALGO": "Ring"}}],
+    )
+    assert staying(cluster) == [*STAY, "NCCL_ALGO", "NCCL_DEBUG"]
+    values = environment(cluster, cluster.workers[0], PLAIN)
+    assert json.loads(values["SPARKRAIL_STAY"]) == staying(cluster)
 
 
 # --- vLLM's arguments and the files -------------------------------------------------------------
@@ -343,8 +355,8 @@ ALL = ["head on head", "serve on head", "worker on worker1"]
         pytest.param(
             {"workers": [WORKER | {"environment": {"NCCL_DEBUG": "INFO"}}]},
             {},
-            ["worker on worker1"],
-            id="a variable of the worker",
+            ALL,
+            id="a variable of the worker, which the head must not carry over",
         ),
         pytest.param({"ray": {"port": 6400}}, {}, ALL, id="Ray's port"),
         pytest.param({"ray": {"join_seconds": 30}}, {}, [], id="how long we wait for Ray"),

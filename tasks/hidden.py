@@ -1,0 +1,43 @@
+"""Secret values that this process knows, and texts without them.
+
+What an engine, a node or a server says ends up in errors, logs and the Prefect UI, and any of them
+may repeat a key that it was given.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from tasks.errors import SparkrailError
+
+SHORTEST = 6  # Replacing a shorter one would garble texts, and guard nothing.
+_values: set[str] = set()
+
+
+def hide(values: Iterable[str]) -> None:
+    """From now on, none of these shows."""
+    _values.update(value for value in values if len(value) >= SHORTEST)
+
+
+def shown(text: str) -> str:
+    """The text as it may be shown."""
+    # The longest first: one may be a part of another.
+    for value in sorted(_values, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text
+
+
+def clean(error: SparkrailError) -> None:
+    """Nothing of an error's text gives a value away."""
+    error.brief, error.details, error.remedy = map(
+        shown, (error.brief, error.details, error.remedy)
+    )
+    error.args = (error.brief, error.node, error.details, error.remedy)
+
+
+class Filter(logging.Filter):
+    """For a logger: its messages are as they may be shown."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if _values:
+            record.msg, record.args = shown(record.getMessage()), None
+        return True
