@@ -133,7 +133,7 @@ def environment(
 
 
 def staying(cluster: Cluster) -> list[str]:
-    """The variables that differ per node, by their nature or because the spec of a node sets them."""
+    """Variables that differ per node, by their nature or because the spec of a node sets them."""
     own = {name for node in cluster.nodes for name in node.environment}
     return [*STAY, *sorted(own - set(STAY))]
 
