@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.lab.layout import REPOSITORY
@@ -15,6 +16,8 @@ from tests.lab.prefect_processes import PrefectFailed, Processes
 HOME = REPOSITORY / ".demo"
 CLUSTER = "lab"
 RUN_SECONDS = 1500
+TOLD_SECONDS = 120
+LAST_STEP = "record"
 
 
 class DemoFailed(Exception):
@@ -48,11 +51,13 @@ def up() -> None:
     show(first)
     again = deploy(prefect)
     show(again)
-    if any(row["outcome"] != "Unchanged" for row in again["steps"]):
+    if again["state"] != "Unchanged" or any(
+        row["outcome"] != "Unchanged" for row in again["steps"]
+    ):
         raise DemoFailed("the second run was to find everything unchanged")
     status = json.loads(prefect.command("sparkrail", "status", CLUSTER, "--json"))
     answer = next(row["detail"] for row in status["steps"] if row["step"] == "decide")
-    say(f"the model {answer}")
+    say(f"the model is {answer}")
     say(f"first run {first['seconds']:.0f} s, second run (all unchanged) {again['seconds']:.0f} s")
     print(next_steps(prefect))
 
@@ -97,9 +102,13 @@ async def _deploy() -> dict[str, Any]:
     if run.state is None or not run.state.is_completed():
         said = f"{run.state.name}: {run.state.message}" if run.state else "no state"
         raise DemoFailed(f"the run {run.name} ended as {said}; see {HOME / 'worker.log'}")
+    mine = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     async with get_client() as client:
-        mine = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
-        tasks = await client.read_task_runs(flow_run_filter=mine)
+        deadline = time.monotonic() + TOLD_SECONDS
+        while not _all_told(tasks := await client.read_task_runs(flow_run_filter=mine)):
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"the Prefect server does not tell all steps of {run.name}")
+            await asyncio.sleep(0.3)
     tasks = sorted(tasks, key=lambda task: (task.start_time is None, task.start_time))
     steps = [
         {
@@ -111,6 +120,12 @@ async def _deploy() -> dict[str, Any]:
         for task in tasks
     ]
     return {"steps": steps, "seconds": run.total_run_time.total_seconds(), "state": run.state.name}
+
+
+def _all_told(tasks: Sequence[Any]) -> bool:
+    """The steps come to the server as events, seconds after the run itself has ended."""
+    ended = all(task.state is not None and task.state.is_final() for task in tasks)
+    return ended and any(task.name.startswith(LAST_STEP) for task in tasks)
 
 
 def show(run: Mapping[str, Any]) -> None:
