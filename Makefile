@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 # The lab is made of namespaces, which only root may make.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 
-.PHONY: demo demo-down test test-fast lint setup setup-test venv
+.PHONY: demo demo-down test test-extended test-fast lint setup setup-test venv
 
 demo: setup
 	$(SUDO) $(PYTHON) -m tests.lab.demo up
@@ -13,10 +13,14 @@ demo-down: venv
 	$(SUDO) $(PYTHON) -m tests.lab.demo down
 
 test: setup-test lint
-	$(SUDO) $(PYTHON) -m pytest
+	$(SUDO) $(PYTHON) -m pytest -m 'not extended and not gpu'
+
+# Longer trials on the lab and on a Prefect server: about an hour on two cores.
+test-extended: setup-test
+	$(SUDO) $(PYTHON) -m pytest -m extended
 
 test-fast: venv
-	$(PYTHON) -m pytest tests/unit tests/flows tests/ssh
+	$(PYTHON) -m pytest -m 'not extended' tests/unit tests/flows tests/ssh
 
 lint: venv
 	.venv/bin/ruff check .

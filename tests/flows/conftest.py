@@ -62,3 +62,10 @@ def client(processes: Processes) -> Iterator[SyncPrefectClient]:
     settings = {**QUICK, PREFECT_API_URL: f"{processes.ui}/api"}
     with temporary_settings(settings), get_client(sync_client=True) as made:
         yield made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a whole Prefect server process belongs to the longer trials."""
+    for item in items:
+        if "processes" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.extended)

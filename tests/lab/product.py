@@ -196,7 +196,7 @@ class Product:
         argv = [*prefix, str(SPARKRAIL), verb, str(self.spec), "--json", *options]
         return Running(argv, environment, self.folder)
 
-    def run(self, verb: str, *options: str, timeout: float = 300) -> Said:
+    def run(self, verb: str, *options: str, timeout: float = 900) -> Said:
         return self.start(verb, *options).wait(timeout)
 
     def deploy(self, *options: str) -> Said:

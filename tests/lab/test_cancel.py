@@ -16,7 +16,7 @@ from tests.lab.flow_runs import FlowRuns
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, Product, poll
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 SOON = 10  # Seconds within which a cancelled run has ended.
 DEAD = 120  # Seconds within which a run whose process is gone is seen to have crashed.
 

@@ -14,7 +14,7 @@ from tasks.inventory import load_cluster
 from tasks.topology import ContainerSpec
 from tests.lab.product import Product, poll
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 RUN = Run(id="proof", who="a test")
 PROOFS = "--filter label=sparkrail.role=proof"
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab.product import FAILED, LOCKED, STUB_TAG, Product, Running, poll
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 NODES = ("head", "worker1")
 

@@ -15,7 +15,7 @@ from tests.lab.flow_runs import FlowRuns
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, LOCKED, Product, Running, poll
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 FREED = 20  # Seconds after which the head frees the lock of a run that is silent.
 
 

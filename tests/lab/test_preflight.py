@@ -22,7 +22,7 @@ from tests.lab.product import (
     lab_command,
 )
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 SHARD = "/models/tiny/model-00002-of-00004.safetensors"
 TOKENIZER = "/models/tiny/tokenizer.json"

@@ -21,7 +21,7 @@ from tasks.ray_start import check_port, check_way, join_worker
 from tasks.topology import containers
 from tests.lab.product import Product, poll
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 RUN = Run(id="truth", who="a test")
 JOIN = (
     "ray start --address=10.77.0.1:6379 --node-ip-address=10.77.0.2 --num-gpus=0 "

@@ -14,7 +14,7 @@ from tests.lab.flow_runs import Attempt, FlowRuns
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import Product, lab_command, poll
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 # Steps that only look where everything is as wanted, with seconds for a machine that is busy.
 LOOK = ("lock", "facts", "preflight", "image transfer", "weights sync", "decide")

@@ -19,7 +19,7 @@ from tests.lab.flow_runs import FlowRuns
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, Product
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 BLOCK = "marked"
 
 
