@@ -13,6 +13,8 @@ class SSHCredentials(Block):
     Example:
         ```python
         SSHCredentials(key_file="~/.ssh/id_sparks").save("sparks")
+        SSHCredentials(private_key=text, passphrase="...").save("anywhere")
+        SSHCredentials().save("agent")
         ```
     """
 
