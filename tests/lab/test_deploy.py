@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab.product import Product
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")
