@@ -69,3 +69,15 @@ class NewUi:
         self.page.get_by_role("menuitem", name=re.compile("^Retry")).click()
         self.page.get_by_role("dialog").get_by_role("button", name="Retry").click()
         self.page.get_by_role("dialog").wait_for(state="hidden")
+
+    def shoot_run(self, file: Path) -> None:
+        """The run that is open: its head and the graph of its steps."""
+        self.page.get_by_role("tab", name="Artifacts").click()
+        # The graph is drawn on a canvas, which nothing but time tells to be ready.
+        self.page.wait_for_timeout(3000)
+        self.page.screenshot(path=file)
+
+    def shoot_artifact(self, artifact: UUID, text: str, file: Path) -> None:
+        self.page.goto(f"{self.ui}/v2/artifacts/artifact/{artifact}", wait_until="domcontentloaded")
+        self.page.get_by_text(text).first.wait_for()
+        self.page.screenshot(path=file)

@@ -61,5 +61,7 @@ def prefect(_prefect: Processes, stub: Product) -> Processes:
 
 
 @pytest.fixture
-def runs(prefect: Processes) -> FlowRuns:
-    return FlowRuns(prefect)
+def runs(prefect: Processes) -> Iterator[FlowRuns]:
+    found = FlowRuns(prefect)
+    yield found
+    found.close()

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.objects import Artifact, FlowRun, State, StateType, TaskRun
 from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
 from prefect.states import Cancelling, Scheduled
 
@@ -40,6 +40,9 @@ class FlowRuns:
 
     def __init__(self, prefect: Processes) -> None:
         self.client = SyncPrefectClient(f"{prefect.ui}/api")
+
+    def close(self) -> None:
+        self.client._client.close()
 
     def start(self, name: str = "deploy/on-demand", **parameters: Any) -> UUID:
         deployment = self.client.read_deployment_by_name(name)
@@ -101,11 +104,14 @@ class FlowRuns:
 
     def artifacts(self, run: UUID) -> dict[str, Any]:
         """What a run's artifacts show, by key; of several with one key the latest."""
+        return {key: each.data for key, each in self.whole_artifacts(run).items()}
+
+    def whole_artifacts(self, run: UUID) -> dict[str, Artifact]:
         found = self.client.read_artifacts(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
             sort=ArtifactSort.CREATED_DESC,
         )
-        return {str(each.key): each.data for each in reversed(found)}
+        return {str(each.key): each for each in reversed(found)}
 
     def _final_tasks(self, run: UUID, attempt: int) -> list[TaskRun]:
         found = self.tasks(run, attempt)

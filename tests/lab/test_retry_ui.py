@@ -2,12 +2,19 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-import yaml
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_LOGGING_LEVEL,
+    temporary_settings,
+)
 
+from tests.bench import unchanged
 from tests.lab import browser
 from tests.lab.browser import NewUi, OldUi
 from tests.lab.flow_runs import Attempt, FlowRuns
@@ -22,25 +29,6 @@ SECONDS = 20
 SCREENSHOTS = os.environ.get("SPARKRAIL_SCREENSHOTS")  # A folder: keep those of the README there.
 
 
-@pytest.fixture(scope="module")
-def prefect(stub: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    """A Prefect server and worker that deploy the lab with the fast engine."""
-    write(stub)
-    processes = Processes(tmp_path_factory.mktemp("prefect"), str(stub.spec), first_port=4300)
-    try:
-        processes.start_server()
-        processes.register()
-        processes.start_worker()
-        yield processes
-    finally:
-        processes.stop()
-
-
-@pytest.fixture(scope="module")
-def runs(prefect: Processes) -> FlowRuns:
-    return FlowRuns(prefect)
-
-
 @pytest.fixture
 def mended(stub: Product) -> Iterator[Callable[[], None]]:
     """Whatever a test breaks on the nodes is mended, even when the test fails."""
@@ -50,11 +38,6 @@ def mended(stub: Product) -> Iterator[Callable[[], None]]:
 
 def mend(stub: Product) -> None:
     lab_command(stub.lab, "break", "worker1", "link-up")
-
-
-def write(product: Product) -> None:
-    """The spec file as a person edits it."""
-    product.spec.write_text(yaml.safe_dump(dict(product.document)))
 
 
 def started(product: Product, node: str, run: UUID, name: str) -> bool:
@@ -106,18 +89,18 @@ def test_a_link_that_fails_during_the_join(
 
 
 def test_a_server_that_crashes_and_then_the_ray_head_dies(
-    stub: Product, prefect: Processes, runs: FlowRuns
+    stub: Product, prefect: Processes, runs: FlowRuns, tmp_path: Path
 ) -> None:
     """Retry in the new UI, after a correction in the spec."""
     too_long = stub.but(stub.folder, lambda spec: set_arguments(spec, "--max-model-len=999999"))
-    write(too_long)
+    too_long.write()
     run = runs.start(cluster=str(stub.spec))
     first = runs.ended(run)
     assert first.message.startswith("vLLM serve on head: its container is exited")
     assert "999999" in first.message
 
     stub.on("head", f"docker kill {stub.ray}")
-    write(stub)
+    stub.write()
     with browser.page() as page:
         ui = NewUi(page, prefect.ui)
         ui.open_run(run)
@@ -133,12 +116,32 @@ def test_a_server_that_crashes_and_then_the_ray_head_dies(
             "worker join on worker1",
             "vLLM serve on head",
         }
-        nodes = runs.artifacts(run)["nodes-stub"]
-        assert '"interface": "enP2p1s0f0np0"' in nodes
+        shown = runs.whole_artifacts(run)
+        assert '"interface": "enP2p1s0f0np0"' in str(shown["nodes-stub"].data)
+        folder = Path(SCREENSHOTS) if SCREENSHOTS else tmp_path
+        ui.open_run(run)
+        ui.shoot_run(folder / "run.png")
+        ui.shoot_artifact(shown["report-stub"].id, "cluster verification", folder / "report.png")
 
 
 def set_arguments(document: dict[str, Any], *arguments: str) -> None:
     document["serve"]["arguments"] = list(arguments)
+
+
+def test_a_deploy_that_changes_nothing_spends_little(stub: Product, prefect: Processes) -> None:
+    """By Prefect, with the heartbeat that registration sets, beyond what the nodes are asked."""
+    api = {
+        PREFECT_API_URL: f"{prefect.ui}/api",
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: 30,
+        PREFECT_LOGGING_LEVEL: "ERROR",
+    }
+    with temporary_settings(api):
+        unchanged.measure(str(stub.spec))
+        figures = [unchanged.measure(str(stub.spec)) for _ in range(2)]
+    for each in figures:
+        print(each)
+    assert {each.outcome for each in figures} == {"Unchanged"}
+    assert min(each.beyond for each in figures) < 3
 
 
 OCCUPY = "nohup python3 -m http.server 8000 >/dev/null 2>&1 & echo $! > /run/occupied.pid"
@@ -151,7 +154,7 @@ def test_a_real_server_that_finds_its_port_taken(
     """`prefect flow-run retry`, and with `restart: always` what the run itself started stays."""
     changes = {"name": stub.name, "proof": {"enabled": False}}
     real = lab_cluster.but(stub.folder, lambda document: document.update(changes))
-    write(real)
+    real.write()
     run = runs.start(cluster=str(stub.spec), restart="always")
     poll(lambda: started(real, "worker1", run, real.ray), 300, every=0.5)
     real.on("head", OCCUPY)

@@ -136,7 +136,7 @@ def test_rows_are_joined_with_proc(tmp_path: Path) -> None:
     found = relayed(tmp_path / "bin", smi(GB10, f"echo '{GPU}, {os.getpid()}, python3, 12'"))
     own = found.process(os.getpid())
     assert own is not None
-    assert own.command.split(" ") == Path("/proc/self/cmdline").read_text().split("\0")[:-1]
+    assert own.command == " ".join(Path("/proc/self/cmdline").read_text().split("\0")[:-1])
     assert (own.parent, own.state in "RS") == (os.getppid(), True)
     assert own.started < found.ticks
     assert [each.pid for each in found.ancestors(own)][:1] == [os.getppid()]
