@@ -5,7 +5,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
@@ -30,12 +30,23 @@ def to_its_end(body: Callable[[], None], cancelled: threading.Event) -> None:
     In a thread of its own: at the flow's thread, Prefect throws a CancelledError when a deployment
     has a concurrency limit and its lease could not be renewed, as after a restart of the server.
     """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="flow body")
-    future = pool.submit(contextvars.copy_context().run, body)
-    pool.shutdown(wait=False)
+    future: Future[None] = Future()
+    begun = threading.Event()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        begun.wait()
+        try:
+            future.set_result(context.run(body))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="flow body", daemon=True).start()
     try:
         while True:
             try:
+                # Only here: what interrupts us before finds nothing begun.
+                begun.set()
                 if wait([future], timeout=0.5).done:
                     break
                 if cancelled.is_set():

@@ -1,10 +1,11 @@
 """Steps and their outcomes: observe, plan, act, observe again; and waiting with a deadline."""
 
+import contextlib
 import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -187,6 +188,20 @@ def gone(what: str, node: str, answer: Gone) -> NotReady:
     )
     error.retryable = answer.retryable
     return error
+
+
+@contextlib.contextmanager
+def ended_at_once(
+    what: str, node: str, probe: Callable[[], Ready | Waiting | Gone]
+) -> Iterator[None]:
+    """Around a converge that starts something: when it has ended already, the probe tells why."""
+    try:
+        yield
+    except NotConverged:
+        answer = probe()
+        if isinstance(answer, Gone):
+            raise gone(what, node, answer) from None
+        raise
 
 
 def wait_until(

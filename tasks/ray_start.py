@@ -6,7 +6,18 @@ from typing import Any
 from blocks import Cluster, Node
 from tasks import containers
 from tasks.containers import Create, log_tail
-from tasks.converge import Gone, Outcome, Ready, Run, Waiting, converge, step, wait_until
+from tasks.converge import (
+    Gone,
+    Outcome,
+    Ready,
+    Run,
+    Waiting,
+    converge,
+    ended_at_once,
+    log,
+    step,
+    wait_until,
+)
 from tasks.engines import engine
 from tasks.errors import NotReady
 from tasks.failures import ANSI, find_failure
@@ -40,7 +51,7 @@ def join_worker(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> 
 
 
 def ensure_ray(cluster: Cluster, node: Node, run: Run, want: ContainerSpec, name: str) -> Outcome:
-    """The node's Ray container runs as wanted, and its raylet has started."""
+    """The node's Ray container runs as wanted, and its raylet has started; tried twice."""
     check = check_port if want.role == "head" else check_way
     with engine(cluster, node) as client:
 
@@ -54,24 +65,36 @@ def ensure_ray(cluster: Cluster, node: Node, run: Run, want: ContainerSpec, name
                 check(cluster, node, name)
             containers.act(client, cluster.name, node.name, run.id, do)
 
-        outcome = converge(
-            name,
-            node.name,
-            observe,
-            lambda have: containers.plan(want, have, run.id, run.restart),
-            act,
-            dry_run=run.dry_run,
-        )
-        if outcome.status == "changed":
-            timeout = HEAD_SECONDS if want.role == "head" else cluster.ray.join_seconds
-            wait_until(
-                name,
-                node.name,
-                partial(judge_start, client, want.name),
-                timeout=timeout,
-                details=lambda: log_tail(client, want.name),
-            )
-    return outcome
+        def start() -> Outcome:
+            look = partial(judge_start, client, want.name)
+            with ended_at_once(name, node.name, look):
+                outcome = converge(
+                    name,
+                    node.name,
+                    observe,
+                    lambda have: containers.plan(want, have, run.id, run.restart),
+                    act,
+                    dry_run=run.dry_run,
+                )
+            if outcome.status == "changed":
+                wait_until(
+                    name,
+                    node.name,
+                    look,
+                    timeout=HEAD_SECONDS if want.role == "head" else cluster.ray.join_seconds,
+                    details=lambda: log_tail(client, want.name),
+                )
+            return outcome
+
+        try:
+            return start()
+        except NotReady as error:
+            if not error.retryable:
+                raise
+            log.warning("%s on %s: once more, since %s", name, node.name, error.brief)
+        for failed in observe().values():
+            containers.remove(client, failed)
+        return start()
 
 
 def check_port(cluster: Cluster, node: Node, name: str) -> None:
@@ -105,17 +128,18 @@ def check_way(cluster: Cluster, node: Node, name: str) -> None:
 def judge_start(client: Any, name: str) -> Ready | Waiting | Gone:
     """One look at a Ray container that starts."""
     container = containers.observe(client, (name,)).get(name)
-    log = ANSI.sub("", log_tail(client, name, 200))
+    said = ANSI.sub("", log_tail(client, name, 200))
     running = container is not None and container.running
-    if running and STARTED in log:
+    if running and STARTED in said:
         return Ready()
-    hit = find_failure(log)
+    hit = find_failure(said)
     if running and not hit:
         return Waiting("ray start has not come to its end")
     state = "" if running else f"its container is {container.state if container else 'gone'}"
     cause = f"{hit.failure.cause}: {hit.line}" if hit else ""
     return Gone(
         ": ".join(part for part in (state, cause) if part),
-        details="\n".join(log.strip().splitlines()[-15:]),
+        details="\n".join(said.strip().splitlines()[-15:]),
         remedy=hit.failure.remedy if hit else "",
+        retryable=bool(hit and hit.failure.retryable),
     )

@@ -11,7 +11,17 @@ import docker
 from blocks import Cluster, Node
 from tasks import containers, endpoint
 from tasks.containers import Container, Remove, log_tail
-from tasks.converge import Gone, Outcome, Ready, Run, Waiting, converge, step, wait_until
+from tasks.converge import (
+    Gone,
+    Outcome,
+    Ready,
+    Run,
+    Waiting,
+    converge,
+    ended_at_once,
+    step,
+    wait_until,
+)
 from tasks.endpoint import Answer, Ask, Silent
 from tasks.engines import engine
 from tasks.failures import ANSI, find_failure, shorten
@@ -69,16 +79,6 @@ def serve(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcom
             containers.refuse_foreign(cluster.name, node.name, found)
             return found
 
-        outcome = converge(
-            name,
-            node.name,
-            observe,
-            lambda have: containers.plan(want, have, run.id, run.restart),
-            partial(containers.act, client, cluster.name, node.name, run.id),
-            dry_run=run.dry_run,
-        )
-        if outcome.status == "planned":
-            return outcome
         start = Start(
             client,
             cluster,
@@ -86,6 +86,17 @@ def serve(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcom
             partial(listeners_of, cluster, node, want.name, cluster.serve.port),
             Ranks(cluster),
         )
+        with ended_at_once(name, node.name, start.probe):
+            outcome = converge(
+                name,
+                node.name,
+                observe,
+                lambda have: containers.plan(want, have, run.id, run.restart),
+                partial(containers.act, client, cluster.name, node.name, run.id),
+                dry_run=run.dry_run,
+            )
+        if outcome.status == "planned":
+            return outcome
         answer = wait_until(
             name,
             node.name,

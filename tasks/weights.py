@@ -16,7 +16,7 @@ from tasks.weight_streams import disk_full, ownership, rsync_command, rsync_fail
 
 STEP = "weights sync"
 READ_TIMEOUT = 4 * 3600.0
-GLANCE_TIMEOUT = 15.0
+GLANCE_TIMEOUT = 30.0
 SLOWEST = 5_000_000  # Bytes a second; a link that is slower than this is broken.
 PROGRESS = re.compile(r"([\d,]+) +\d+% ")
 ANY_EXIT = range(256)

@@ -52,8 +52,9 @@ def poll(
     """What `look` sees once that is something; `what` tells what there is instead."""
     deadline = time.monotonic() + timeout
     while not (found := look()):
-        instead = what() if what else found
-        assert time.monotonic() < deadline, f"still {instead!r} after {timeout} s"
+        if time.monotonic() > deadline:
+            instead = what() if what else found
+            raise AssertionError(f"still {instead!r} after {timeout:g} s")
         time.sleep(every)
     return found
 
@@ -118,16 +119,20 @@ class Running:
         out = self._stdout.read_text()
         return Said(code, json.loads(out) if out else {}, self.stderr, seconds)
 
-    def until(self, look: Callable[[], T], timeout: float = 60) -> T:
+    def until(self, look: Callable[[], T], timeout: float = 300) -> T:
         """Wait for something while it runs; that it ends instead is a failure."""
 
         def alive() -> T:
-            found = look()
             ended = self.process.poll() is not None
+            found = look()
             assert found or not ended, f"it ended before:\n{self.stderr}{self._stdout.read_text()}"
             return found
 
-        return poll(alive, timeout, every=0.01)
+        try:
+            return poll(alive, timeout, every=0.02, what=lambda: self.stderr)
+        except AssertionError:
+            self.kill()
+            raise
 
     def until_ended(self, *rows: str) -> None:
         """Wait for the progress lines of these rows, such as `facts on head`."""

@@ -151,6 +151,7 @@ def test_interrupted_during_the_image_transfer(cluster: Product) -> None:
 
 def test_two_at_once_and_interrupted_while_serve_is_waited_for(held: Product) -> None:
     running = held.start("deploy")
+    running.until_ended("cluster verification on head")
     running.until(lambda: held.named("head", "vllm"))
     owner = held.lock_owner()
     assert owner is not None

@@ -29,8 +29,7 @@ TOKENIZER = "/models/tiny/tokenizer.json"
 BARE_TAG = "sparkrail/engine:bare"
 SWALLOWING_TAG = "sparkrail/engine:swallowing"
 RAY = "usr/local/lib/python3.11/dist-packages/ray-2.60.0.dist-info/METADATA"
-# Seconds; a busy machine needs longer than the six of an idle one.
-SOON = 20
+SOON = 20  # Seconds from the reading of the spec; an idle machine checks in six.
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +72,10 @@ def test_a_healthy_cluster(release: Product, record_property: Any) -> None:
     said = release.run("check")
     assert (said.code, said.changed) == (DONE, set())
     assert "remembered" in said.detail("engine check")
-    record_property("seconds", said.seconds)
-    print(f"checked in {said.seconds:.1f} s, with the engine's remembered verdict")
-    assert said.seconds < SOON
+    seconds = said.document["seconds"]
+    record_property("seconds", seconds)
+    print(f"checked in {seconds:.1f} s, with the engine's remembered verdict")
+    assert seconds < SOON
 
 
 # --- the spec against the nodes -------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_disk_that_is_too_small(release: Product) -> None:
 
 
 def test_a_firewall(release: Product) -> None:
-    rule = "INPUT --protocol=tcp --dport=6379 --syn --jump=DROP"
+    rule = "INPUT -p tcp --dport 6379 --syn -j DROP"
     with broken(release, "head", f"iptables --insert {rule}", f"iptables --delete {rule}"):
         said = release.run("check")
     assert said.code == BLOCKED, said.error
@@ -320,8 +320,9 @@ def test_a_worker_that_is_silent(
         said = running.run("check")
     finally:
         lab_command(running.lab, "break", "worker1", repair)
-    record_property("seconds", said.seconds)
-    print(f"a silent worker ({fault}) was reported after {said.seconds:.1f} s")
+    seconds = said.document["seconds"]
+    record_property("seconds", seconds)
+    print(f"a silent worker ({fault}) was reported after {seconds:.1f} s")
     assert said.code == BLOCKED, said.error
     assert ("worker1", "reachable") in rows(said)
-    assert said.seconds < SOON
+    assert seconds < SOON

@@ -206,8 +206,7 @@ def test_a_join_that_hangs_ends_at_its_deadline(deployed: Product, cluster: Clus
     finally:
         os.kill(gcs, signal.SIGCONT)
     assert caught.value.node == "worker1"
-    assert "worker join" in caught.value.brief
-    assert caught.value.details  # The last lines of its log.
+    assert caught.value.brief.startswith("worker join: not ready after 8 s")
     said = deployed.deploy()
     assert "worker join on worker1" in said.changed
 

@@ -694,6 +694,17 @@ def test_a_peer_that_told_nothing_is_no_fault_of_the_way() -> None:
     assert [row.check for row in found] == ["reachable"]
 
 
+def test_lost_packets_are_told_although_they_keep_us_from_the_node() -> None:
+    facts = {**nodes(), "worker1": NodeUnreachable("no", node="worker1")}
+    lost = PEERS["head"].model_copy(update={"packets": {9000: "lost", 1500: "arrived"}})
+    facts["head"] = having(peers=(lost,))(_facts("head"))
+    found = [row for row in problems(cluster(), facts) if row.verdict == "blocked"]
+    assert [(row.node, row.check) for row in found] == [
+        ("head", "fabric mtu"),
+        ("worker1", "reachable"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("login", "sends", "verdict", "detail", "remedy"),
     [
