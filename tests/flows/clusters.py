@@ -23,3 +23,9 @@ class Spec:
         document = DOCUMENT | {"name": self.name} | ({"nightly": nightly} if nightly else {})
         self.path.write_text(yaml.safe_dump(document))
         return register(str(self.path), **options)
+
+
+def outcomes(registration: Registration) -> dict[str, str]:
+    """What became of each object."""
+    assert registration.error is None
+    return {f"{each.kind} {each.name}": each.outcome for each in registration.objects}

@@ -16,6 +16,7 @@ from prefect.settings import (
 )
 from prefect.testing.utilities import prefect_test_harness
 
+from tests.flows.clusters import Spec, outcomes
 from tests.lab.prefect_processes import Processes
 
 # A synchronous flow run waits a second for its heartbeat thread to end.
@@ -56,8 +57,25 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         running.stop()
 
 
+@pytest.fixture(scope="package")
+def first(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Spec:
+    """The first cluster on the server; it makes what all of them share, and has the plain names."""
+    spec = Spec(tmp_path_factory.mktemp("first"), "first")
+    with temporary_settings({PREFECT_API_URL: f"{processes.ui}/api"}):
+        assert outcomes(spec.register()) == {
+            "block type ssh-credentials": "created",
+            "block type engine-secrets": "created",
+            "work pool sparkrail": "created",
+            "deployment deploy/on-demand": "created",
+            "deployment deploy/nightly": "created",
+            "schedule deploy/nightly": "created",
+            "automation sparkrail first: crashed": "created",
+        }
+    return spec
+
+
 @pytest.fixture
-def client(processes: Processes) -> Iterator[SyncPrefectClient]:
+def client(processes: Processes, first: Spec) -> Iterator[SyncPrefectClient]:  # noqa: ARG001
     """Everything in the test speaks to that server, and so does this."""
     settings = {**QUICK, PREFECT_API_URL: f"{processes.ui}/api"}
     with temporary_settings(settings), get_client(sync_client=True) as made:

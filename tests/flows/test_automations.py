@@ -20,6 +20,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Failed, Pending, Running, Scheduled
 
 from flows.register import register
+from tests.flows.clusters import Spec
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import poll
 from tests.unit.http_server import Server, serving
@@ -47,6 +48,7 @@ def head() -> Iterator[socket.socket]:
 @pytest.fixture(scope="module")
 def names(
     processes: Processes,
+    first: Spec,  # noqa: ARG001 - it has the plain names
     bell: Server,
     head: socket.socket,
     tmp_path_factory: pytest.TempPathFactory,

@@ -29,7 +29,7 @@ from flows.registration.basics import ensure_pool
 from flows.registration.changes import Registration
 from flows.registration.templates import ROOT
 from tasks.errors import SparkrailError
-from tests.flows.clusters import NIGHTLY, Spec
+from tests.flows.clusters import NIGHTLY, Spec, outcomes
 from tests.lab.prefect_processes import BIN, Processes
 
 NOTIFICATIONS = ["failed", "rolled back", "nightly did not start", "nightly gave way", "recovered"]
@@ -38,32 +38,10 @@ numbers = itertools.count()
 Register = Callable[..., Registration]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def first(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Spec:
-    """The first cluster on the server; it makes what all of them share, and has the plain names."""
-    spec = Spec(tmp_path_factory.mktemp("first"), "first")
-    with temporary_settings({PREFECT_API_URL: f"{processes.ui}/api"}):
-        assert outcomes(spec.register()) == {
-            "block type ssh-credentials": "created",
-            "block type engine-secrets": "created",
-            "work pool sparkrail": "created",
-            "deployment deploy/on-demand": "created",
-            "deployment deploy/nightly": "created",
-            "schedule deploy/nightly": "created",
-            "automation sparkrail first: crashed": "created",
-        }
-    return spec
-
-
 @pytest.fixture
 def spec(tmp_path: Path, client: SyncPrefectClient) -> Spec:  # noqa: ARG001
     """A further cluster, that no other test registers."""
     return Spec(tmp_path, f"sparks{next(numbers)}")
-
-
-def outcomes(registration: Registration) -> dict[str, str]:
-    assert registration.error is None
-    return {f"{each.kind} {each.name}": each.outcome for each in registration.objects}
 
 
 def changed(registration: Registration) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """Scheduled runs that are late or superseded, as a Prefect server schedules them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
@@ -20,6 +20,13 @@ from tests.flows.clusters import Spec
 EVERY_FIVE_MINUTES = {"cron": "*/5 * * * *", "timezone": "Etc/UTC"}
 WENT_ON = "no such file"  # What a run says that was not skipped: its spec is gone.
 MakeNightly = Callable[[str], DeploymentResponse]
+
+
+@pytest.fixture
+def client(prefect_server: None) -> Iterator[SyncPrefectClient]:  # noqa: ARG001
+    """Of the harness: a process that runs flows sends all its events to one server."""
+    with get_client(sync_client=True) as made:
+        yield made
 
 
 @pytest.fixture

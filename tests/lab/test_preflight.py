@@ -262,6 +262,26 @@ def test_a_head_that_does_not_know_its_worker(release: Product) -> None:
     assert found.startswith("head -> root@10.77.0.2:22: head does not know its host key")
 
 
+CARRIED = b"""\
+#!/usr/bin/python3
+import os
+from vllm.ray.ray_env import get_env_vars_to_copy
+print(*sorted(get_env_vars_to_copy() & set(os.environ)))
+"""
+
+
+def test_what_names_a_node_stays_there(release: Product) -> None:
+    """Behind the launch script, the real vLLM tells what it would carry over to other nodes."""
+    script = f"""
+cat >/tmp/carried && chmod +x /tmp/carried
+docker run --rm --init --network=none --volume=$HOME/.sparkrail/{release.name}/run:/sparkrail:ro \
+    --volume=/tmp/carried:/usr/local/bin/vllm:ro --entrypoint=sh {STUB_TAG} /sparkrail/launch serve
+rm /tmp/carried"""
+    carried = set(release.on("head", script, stdin=CARRIED).splitlines()[-1].split())
+    assert {"VLLM_CPU_KVCACHE_SPACE"} <= carried
+    assert not carried & {"VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"}
+
+
 # --- what heals -----------------------------------------------------------------------------------
 
 
