@@ -12,7 +12,7 @@ from flows.steps import Call, Restart, Steps, StepsFailed, as_state, call, condu
 from tasks import artifacts, remote
 from tasks.converge import Outcome
 from tasks.engine_verdicts import Verdict, check_engine, remember_engine
-from tasks.errors import SparkrailError
+from tasks.errors import HostKeyRefused, LoginRefused, NodeUnreachable, SparkrailError
 from tasks.fabric_proof import prove_fabric
 from tasks.facts import NodeFacts, gather_facts
 from tasks.images import ensure_image
@@ -49,7 +49,7 @@ def bring_up(steps: Steps) -> None:
     steps.endpoint = endpoint_of(cluster)
 
     load_secrets(cluster)  # While the Prefect API that started us is there.
-    steps.one(take_lock)
+    lock(steps)
     facts, engine = gather(steps)
 
     image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
@@ -86,6 +86,16 @@ def bring_up(steps: Steps) -> None:
     steps.one(record_release, home=facts[head.name].home, release=release)
     if not steps.run.dry_run:
         artifacts.show_endpoint(cluster, steps.endpoint)
+
+
+def lock(steps: Steps) -> None:
+    """Hold the cluster's lock; a head that lets nobody in is told as preflight tells it."""
+    head = steps.cluster.head
+    [result] = steps.attempt([call(take_lock, node=head)])
+    if isinstance(result, (NodeUnreachable, HostKeyRefused, LoginRefused)):
+        gather(steps)  # With every other problem of every node; it raises, or the head is back.
+    if not isinstance(result, Outcome):
+        raise StepsFailed([(take_lock.name, head.name, result)])
 
 
 def start_anew(steps: Steps, wanted: Wanted, decision: Decision) -> dict[str, str]:

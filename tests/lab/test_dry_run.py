@@ -31,7 +31,12 @@ def test_three_states(stub: Product) -> None:
     stub.destroy()
     stub.on("worker1", "rm -rf /models/tiny")
     deploy, destroy = changes_nothing(stub, "planned", "unchanged")
-    assert deploy == {"weights sync on worker1", *relayed, *started}
+    assert deploy == {
+        "weights sync on worker1",
+        "engine verdict on head",
+        *relayed,
+        *started,
+    }
     assert destroy == set()
 
     stub.deploy()
