@@ -12,8 +12,10 @@ CHUNK = 256 * 1024
 def send(connection: socket.socket) -> None:
     """Hands on our stdin, then half-closes: the far side may still have much to say."""
     with contextlib.suppress(OSError):
-        while data := os.read(0, CHUNK):
-            connection.sendall(data)
+        # A client that is killed with our words unread ends our stdin by an error.
+        with contextlib.suppress(ConnectionResetError):
+            while data := os.read(0, CHUNK):
+                connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
 
 
