@@ -12,7 +12,9 @@ from tasks.transfers import amount
 CONFIGS = ("config.json", "params.json")
 INDEX = "model.safetensors.index.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-TOKENIZERS = ("tokenizer", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+# tokenizer_config.json alone is none; tokenizer.model.v3 is one.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
+VOCABULARIES = (".tiktoken", ".model")  # qwen.tiktoken, spiece.model, sentencepiece.bpe.model
 SHOWN = 10
 
 
@@ -74,7 +76,7 @@ def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
 
 
 def _is_tokenizer(path: str) -> bool:
-    return path.startswith(TOKENIZERS) or path.endswith(".tiktoken")
+    return path.startswith(TOKENIZERS) or path.endswith(VOCABULARIES)
 
 
 def plan(want: Manifest, have: Manifest) -> list[Send]:

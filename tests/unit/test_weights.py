@@ -46,7 +46,8 @@ def cluster() -> Cluster:
 
 
 FILE = File(size=1, sha256="x")
-WHOLE = {"config.json": FILE, "tokenizer.json": FILE, "model.safetensors": FILE}
+CONFIGURED = {"config.json": FILE, "model.safetensors": FILE}
+WHOLE = {**CONFIGURED, "tokenizer.json": FILE}
 SHARDED = {
     **WHOLE,
     "m-1.safetensors": FILE,
@@ -84,6 +85,15 @@ SHARDED = {
             Manifest(files=WHOLE, faults={"model.safetensors": "is cut off within its header"}),
             ["model.safetensors is cut off within its header"],
             id="a damaged file",
+        ),
+        pytest.param(
+            Manifest(files={**CONFIGURED, "tokenizer_config.json": FILE}),
+            ["there is no tokenizer (tokenizer.json, tokenizer.model, ...)"],
+            id="the configuration of a tokenizer is none",
+        ),
+        *(
+            pytest.param(Manifest(files={**CONFIGURED, name: FILE}), [], id=name)
+            for name in ("tokenizer.model.v3", "tekken.json", "vocab.txt", "spiece.model")
         ),
         pytest.param(
             Manifest(files={**WHOLE, "m.gguf": FILE, "qwen.tiktoken": FILE}), [], id="other formats"
