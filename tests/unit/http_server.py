@@ -14,6 +14,13 @@ DROP = "drop"
 Replies = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Raw:
+    """Exactly these bytes, headers and all; then the connection ends."""
+
+    content: bytes
+
+
 @dataclass
 class Server:
     """Where it listens, and what it was asked."""
@@ -39,7 +46,7 @@ HEALTHY: Replies = {
 
 @contextlib.contextmanager
 def serving(replies: Replies) -> Iterator[Server]:
-    """Path -> (status, content), or what makes it, or HANG, or DROP; other paths are 404."""
+    """Path -> (status, content), or what makes it, or Raw, HANG or DROP; other paths are 404."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,6 +62,10 @@ def serving(replies: Replies) -> Iterator[Server]:
             if reply == HANG:
                 over.wait(20)
             if reply in (HANG, DROP):
+                self.close_connection = True
+                return
+            if isinstance(reply, Raw):
+                self.wfile.write(reply.content)
                 self.close_connection = True
                 return
             status, content = reply
