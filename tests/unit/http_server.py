@@ -16,9 +16,10 @@ Replies = dict[str, Any]
 
 @dataclass(frozen=True)
 class Raw:
-    """Exactly these bytes, headers and all; then the connection ends."""
+    """Exactly these bytes, headers and all, the later ones after a while; then it hangs up."""
 
     content: bytes
+    later: bytes = b""
 
 
 @dataclass
@@ -66,6 +67,9 @@ def serving(replies: Replies) -> Iterator[Server]:
                 return
             if isinstance(reply, Raw):
                 self.wfile.write(reply.content)
+                if reply.later:
+                    over.wait(0.3)
+                    self.wfile.write(reply.later)
                 self.close_connection = True
                 return
             status, content = reply
