@@ -82,7 +82,7 @@ def test_healthy(cluster: Product) -> None:
         ("worker1", "Ray"),
         ("head", "endpoint"),
     ]
-    assert {state for state, _ in found.values()} == {"as asked"}
+    assert {state for state, _ in found.values()} == {"as asked"}, found
     assert found["head", "endpoint"][1].startswith("answers ' of the stub' in ")
     shown = sparkrail(cluster, "status").stdout.splitlines()
     assert shown[0].split() == ["node", "what", "state", "asked", "runs"]
