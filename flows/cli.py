@@ -1,4 +1,4 @@
-"""The command line: `sparkrail check|deploy|status|destroy|register NAME`."""
+"""The command line: `sparkrail VERB NAME`."""
 
 import argparse
 import http.client
@@ -32,6 +32,8 @@ def parser() -> argparse.ArgumentParser:
         ("check", "report every problem on every node; changes nothing"),
         ("deploy", "bring the model up, or leave it alone when nothing has changed"),
         ("status", "tell what runs where against what was asked; changes nothing"),
+        ("logs", "show what the server, Ray and the ranks say; changes nothing"),
+        ("bundle", "write an archive for a bug report, without secrets; changes nothing"),
         ("destroy", "stop everything of ours and take our files away"),
         ("register", "create or update what Prefect needs to deploy it by itself, and nightly"),
     ):
@@ -39,7 +41,25 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "cluster", metavar="NAME", help="deployments/clusters/NAME.yaml, or a path"
         )
-        command.add_argument("--json", action="store_true", help="print one JSON document only")
+        if verb != "logs":
+            command.add_argument("--json", action="store_true", help="print one JSON document only")
+        if verb == "logs":
+            command.add_argument("--node", metavar="N", help="of this node only")
+            command.add_argument(
+                "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
+            )
+        if verb in ("logs", "bundle"):
+            command.add_argument(
+                "--lines",
+                metavar="COUNT",
+                type=_count,
+                default=200 if verb == "logs" else 2000,
+                help="the last ones of each log (default: %(default)s)",
+            )
+        if verb == "bundle":
+            command.add_argument(
+                "-o", "--output", metavar="FILE", help="default: sparkrail-NAME-TIME.tar.gz here"
+            )
         if verb in ("deploy", "destroy"):
             command.add_argument(
                 "--dry-run", action="store_true", help="say what would be done, change nothing"
@@ -62,6 +82,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: a count, such as 500")
+    return int(text)
+
+
 def _block(text: str) -> str:
     kind, _, name = text.partition("/")
     if not kind or not name or "/" in name:
@@ -78,7 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     if options.verb == "register":
         return _register(options)
+    if options.verb == "logs":
+        return _logs(options)
     try:
+        if options.verb == "bundle":
+            return _bundle(options)
         report = _run(options)
     except KeyboardInterrupt:
         print("interrupted: what ran on the nodes for this run was ended", file=sys.stderr)
@@ -108,6 +138,29 @@ def _register(options: argparse.Namespace) -> int:
     else:
         terminal.show_registration(registration)
     return registration.exit_code
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from flows.logs import logs
+    from tasks.log_streams import Wanted
+
+    return logs(options.cluster, Wanted(options.lines, options.follow), options.node)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from flows.bundle import bundle
+    from flows.steps import LISTENER
+    from flows.terminal import Terminal
+
+    terminal = Terminal()
+    watching = LISTENER.set(terminal)
+    try:
+        made = bundle(options.cluster, options.lines, options.output, prefect=bool(_prefect_api()))
+    finally:
+        LISTENER.reset(watching)
+        terminal.stop()
+    print(made.as_json() if options.json else made.told)
+    return made.exit_code
 
 
 def _run(options: argparse.Namespace) -> "Report":

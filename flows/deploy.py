@@ -218,6 +218,7 @@ def wanted_of(
                 relayed[node.name],
                 image.data["content"],
                 weights.data["digest"],
+                facts[node.name].boot_id,
             )
             for node in cluster.nodes
             if node.name in relayed

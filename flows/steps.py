@@ -25,6 +25,7 @@ from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
 from tasks.inventory import load_cluster
 from tasks.preflight import Problem
 from tasks.report import Report, Row, outcome_of, publish
+from tasks.standings import Standing
 
 __all__ = [
     "LISTENER",
@@ -133,6 +134,7 @@ class Steps:
     rows: list[Row] = field(default_factory=list)
     problems: tuple[Problem, ...] = ()
     endpoint: str | None = None
+    running: tuple[Standing, ...] | None = None
     again_after: float = 2.0
 
     def one(self, task: Task[..., Outcome], **arguments: Any) -> Outcome:
@@ -254,6 +256,7 @@ def _report(
         endpoint=steps.endpoint if steps else None,
         steps=tuple(steps.rows) if steps else (),
         problems=problems,
+        running=steps.running if steps else None,
         error=_told(error),
         summary=_summary(error),
         exit_code=_exit_code(cause),

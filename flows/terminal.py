@@ -13,6 +13,7 @@ from rich.text import Text
 from flows.registration.changes import Registration
 from tasks.preflight import Problem
 from tasks.report import Report, Row
+from tasks.standings import Standing
 
 WIDE = 200
 STYLES = {
@@ -81,10 +82,13 @@ def show(report: Report, *, every_check: bool = False) -> None:
     """The tables at the end, on standard output; checks that are ready only where they matter."""
     console = _console(sys.stdout)
     problems = [each for each in report.problems if every_check or each.verdict != "ready"]
-    if problems:
-        console.print(_problems(problems))
-    if report.steps:
-        console.print(_steps(report))
+    if report.running is not None:
+        console.print(_running(report.running))
+    else:
+        if problems:
+            console.print(_problems(problems))
+        if report.steps:
+            console.print(_steps(report))
     if report.error:
         console.print(Text(report.error, style="bold red"))
     summary = f"{report.cluster}: {report.state}, {report.outcome}, {report.seconds:.1f} s"
@@ -110,6 +114,17 @@ def show_registration(registration: Registration) -> None:
         f"{registration.cluster}: {registration.state}, {registration.outcome}, "
         f"{registration.seconds:.1f} s"
     )
+
+
+def _running(rows: Sequence[Standing]) -> Table:
+    """The one table of `status`."""
+    table = Table("node", "what", "state", "asked", "runs", box=None)
+    for row in rows:
+        style = STYLES["ready"] if row.state == "as asked" else STYLES["blocked"]
+        table.add_row(
+            row.node, row.what, Text(row.state, style=style), Text(row.asked), Text(row.runs)
+        )
+    return table
 
 
 def _steps(report: Report) -> Table:

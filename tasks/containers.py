@@ -17,6 +17,7 @@ CLUSTER_LABEL = "sparkrail.cluster"
 DIGEST_LABEL = "sparkrail.digest"
 RUN_LABEL = "sparkrail.run"
 SHARES_LABEL = "sparkrail.shares"
+BOOT_LABEL = "sparkrail.boot"
 STOP_GRACE = 20
 RAY_GRACE = 1
 NEVER: Any = {"Name": "no"}
@@ -155,6 +156,7 @@ def create(
         DIGEST_LABEL: want.digest,
         RUN_LABEL: run,
         SHARES_LABEL: str(shared.id) if shared else "",
+        BOOT_LABEL: want.boot,
     }
     try:
         container = client.containers.create(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from blocks import Cluster
 from tasks.errors import NodeUnreachable, SparkrailError
-from tasks.remote import Remote, connect
+from tasks.remote import Remote, Stream, connect
 
 PROMPT = "The quick brown fox"
 ANSWER_TOKENS = 4
@@ -110,14 +110,13 @@ def _request(
             raise
         raise Silent(f"{path}: nothing listens on {host}:{port}", node=remote.node.name) from error
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
-    # A tunnel's end is used like a socket: what http.client needs of one, it has.
-    tunnel: Any = stream
+    tunnel: Any = _Tunnel(stream)
     connection.sock = tunnel
     content = None if body is None else json.dumps(body).encode()
     try:
         connection.request(method, path, content, {"Content-Type": "application/json", **headers})
-        response = connection.getresponse()
-        return response.status, response.read()
+        with connection.getresponse() as response:
+            return response.status, response.read()
     except (OSError, EOFError, http.client.HTTPException) as error:
         remote.run(("true",), timeout=30)  # Raises when it is the node that is silent.
         late = isinstance(error, TimeoutError)
@@ -126,6 +125,21 @@ def _request(
     finally:
         connection.close()
         stream.close()
+
+
+class _Tunnel:
+    """A tunnel's end with what http.client needs of a socket; whoever opened it closes it.
+
+    http.client closes the socket of an answer that says `Connection: close` before it reads its
+    body. A socket lives on until what was made of it is closed too; a channel does not.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.sendall = stream.sendall
+        self.makefile = stream.makefile
+
+    def close(self) -> None:
+        """Not yet."""
 
 
 def served_models(ask: Ask) -> list[str]:

@@ -4,8 +4,11 @@ What an engine, a node or a server says ends up in errors, logs and the Prefect 
 may repeat a key that it was given.
 """
 
+import json
 import logging
+import shlex
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from tasks.errors import SparkrailError
 
@@ -14,8 +17,11 @@ _values: set[str] = set()
 
 
 def hide(values: Iterable[str]) -> None:
-    """From now on, none of these shows."""
-    _values.update(value for value in values if len(value) >= SHORTEST)
+    """From now on, none of these shows, nor as a program quotes it or line by line."""
+    for value in values:
+        for part in (value, *value.splitlines()):
+            quoted = (json.dumps(part)[1:-1], repr(part)[1:-1], shlex.quote(part), quote(part))
+            _values.update(form for form in (part, *quoted) if len(part) >= SHORTEST)
 
 
 def shown(text: str) -> str:

@@ -25,6 +25,11 @@ def load_cluster(name_or_path: str) -> Cluster:
         raise _invalid(path, *lines) from error
 
 
+def spec_text(name_or_path: str) -> str:
+    """A spec as it is written."""
+    return _path(name_or_path).read_text(encoding="utf-8")
+
+
 def cluster_names() -> list[str]:
     """The clusters that have a file."""
     return sorted(path.stem for path in CLUSTERS.glob("*.yaml"))

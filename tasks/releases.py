@@ -164,26 +164,6 @@ def _alive(cluster: Cluster, node: Node) -> Decision:
     return Decision(answer=answer.told)
 
 
-@step("containers")
-def look_at_containers(cluster: Cluster, node: Node, run: Run, wanted: Wanted) -> Outcome:
-    """What runs on one node, and how it differs from what is wanted; changes nothing."""
-    names = (ray_container(cluster), serve_container(cluster))
-    with engine(cluster, node) as client:
-        have = containers.observe(client, names)
-    told = [_tell(spec, have, run) for spec in wanted.nodes[node.name]]
-    return Outcome(step="containers", node=node.name, status="unchanged", detail="; ".join(told))
-
-
-def _tell(spec: ContainerSpec, have: Mapping[str, Container], run: Run) -> str:
-    container = have.get(spec.name)
-    since = f", since {_local(container.created)}" if container else ""
-    return f"{spec.name}: {_why(spec, have, run) or 'running as wanted'}{since}"
-
-
-def _local(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
 # --- the record ---------------------------------------------------------------------------------
 
 

@@ -197,8 +197,11 @@ class Remote:
         stdin: bytes | None = None,
         environment: Mapping[str, str] | None = None,
         on_output: Callable[[str], None] | None = None,
+        keep: bool = True,
     ) -> Result:
         """Run one command; `ok` holds the exit codes that are answers, any other one raises.
+
+        Without `keep`, the result does not hold again what `on_output` was given.
 
         On timeout, on cancel and when this process dies, the command's process group is ended.
         """
@@ -206,7 +209,8 @@ class Remote:
         with self._slot(command):
             channel = self._session()
             try:
-                result = self._converse(channel, command, stdin or b"", timeout, on_output)
+                out = _Output(f"sparkrail-{secrets.token_hex(6)}", on_output, keep=keep)
+                result = self._converse(channel, command, stdin or b"", timeout, out)
             finally:
                 channel.close()
         if result.code not in ok:
@@ -324,16 +328,14 @@ class Remote:
         command: Command,
         stdin: bytes,
         timeout: float,
-        on_output: Callable[[str], None] | None,
+        out: "_Output",
     ) -> Result:
-        mark = f"sparkrail-{secrets.token_hex(6)}"
         deadline = time.monotonic() + timeout
         channel.settimeout(POLL)
-        out = _Output(mark, on_output)
         unsent = memoryview(stdin)
         try:
             self._unless_stopped(command)
-            self._start(channel, wrap(command, mark, len(stdin)))
+            self._start(channel, wrap(command, out.mark, len(stdin)))
             while not out.take(channel, wait=not unsent):
                 unsent = unsent[_send(channel, unsent) :]
                 self._unless_stopped(command)
@@ -374,9 +376,12 @@ def _refused(error: Exception) -> bool:
 class _Output:
     """Both streams of a channel, read side by side; what a login shell prints first is dropped."""
 
-    def __init__(self, mark: str, on_output: Callable[[str], None] | None) -> None:
-        self._mark = mark.encode()
+    def __init__(
+        self, mark: str, on_output: Callable[[str], None] | None, *, keep: bool = True
+    ) -> None:
+        self.mark = mark
         self._on_output = on_output
+        self._keep = keep
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stdout = bytearray()
         self._stderr = bytearray()
@@ -403,14 +408,12 @@ class _Output:
 
         sshd sends the exit status when the command ends, maybe before the last of its output.
         """
-        before = len(self._stdout) + len(self._stderr)
         if channel.recv_ready() or (wait and not channel.recv_stderr_ready()):
             # Waiting on stdout notices stderr late, by POLL at most.
             with contextlib.suppress(TimeoutError):
                 self._add(channel.recv(65536))
         while channel.recv_stderr_ready():
             self._stderr += channel.recv_stderr(65536)
-        if len(self._stdout) + len(self._stderr) > before:
             self.heard()
         if channel.recv_ready() or channel.recv_stderr_ready():
             return False
@@ -423,9 +426,11 @@ class _Output:
         return bool(channel.eof_received) or self.silent_for > LINGER
 
     def _add(self, data: bytes) -> None:
+        if data:
+            self.heard()
         self._stdout += data
         if not self.begun:
-            start = self._stdout.find(self._mark)
+            start = self._stdout.find(self.mark.encode())
             end = self._stdout.find(b"\n", start) if start >= 0 else -1
             if end < 0:
                 return
@@ -434,6 +439,8 @@ class _Output:
             self.begun = True
         if self._on_output and data:
             self._on_output(self._decoder.decode(data))
+            if not self._keep:
+                self._stdout.clear()
 
 
 def wrap(command: Command, mark: str, length: int | None) -> str:

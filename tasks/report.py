@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from tasks import artifacts
 from tasks.preflight import Problem
+from tasks.standings import Standing
 
 
 class Row(BaseModel, frozen=True):
@@ -31,6 +32,7 @@ class Report(BaseModel, frozen=True):
     endpoint: str | None = None
     steps: tuple[Row, ...] = ()
     problems: tuple[Problem, ...] = ()
+    running: tuple[Standing, ...] | None = None  # Of `status` only.
     error: str | None = None
     exit_code: int = Field(0, exclude=True)
     cancelled: bool = Field(False, exclude=True)
@@ -52,6 +54,8 @@ def as_json(report: Report) -> str:
     for row in document["steps"]:
         row["seconds"] = round(row["seconds"], 2)
     document["problems"] = [p for p in document["problems"] if p["verdict"] != "ready"]
+    if report.running is None:
+        del document["running"]
     return json.dumps(document, indent=2)
 
 
@@ -63,6 +67,12 @@ def as_markdown(report: Report) -> str:
     if report.error:
         fence = "`" * max(3, 1 + _longest_run_of_backticks(report.error))
         lines += [f"{fence}text", report.error, fence, ""]
+    if report.running:
+        lines += table(
+            ("node", "what", "state", "asked", "runs"),
+            [(r.node, r.what, r.state, r.asked, r.runs) for r in report.running],
+        )
+        lines += ["", "## Steps", ""]
     lines += table(
         ("step", "node", "outcome", "seconds", "detail"),
         [(r.step, r.node, r.outcome, f"{r.seconds:.1f}", r.detail) for r in report.steps],

@@ -57,6 +57,8 @@ class ContainerSpec(BaseModel, frozen=True):
     files: tuple[str, ...]  # sha256 of what it reads from the folder.
     weights: str = ""  # Digest of the model's files, for what loads them.
     shares: str = ""  # Name of the container whose /dev/shm, /tmp/ray and processes it shares.
+    # The boot of the node in which it is made: of the container's labels, not of its digest.
+    boot: str = Field("", exclude=True)
 
     @property
     def digest(self) -> str:
@@ -177,6 +179,7 @@ def containers(
     files: Files,
     image_content: str,
     weights: str = "",
+    boot: str = "",
 ) -> tuple[ContainerSpec, ...]:
     """Ray on every node, and on the head the server beside it."""
     base = {
@@ -187,6 +190,7 @@ def containers(
         "gpu_access": cluster.image.gpu_access,
         "shm_mib": cluster.image.shm_mib,
         "rdma": bool(fabric.rdma),
+        "boot": boot,
     }
     is_head = node == cluster.head
     common = (_sha(files.launch), _sha(files.environment))

@@ -56,8 +56,8 @@ def up() -> None:
     ):
         raise DemoFailed("the second run was to find everything unchanged")
     status = json.loads(prefect.command("sparkrail", "status", CLUSTER, "--json"))
-    answer = next(row["detail"] for row in status["steps"] if row["step"] == "decide")
-    say(f"the model is {answer}")
+    answer = next(row["runs"] for row in status["running"] if row["what"] == "endpoint")
+    say(f"the model {answer}")
     say(f"first run {first['seconds']:.0f} s, second run (all unchanged) {again['seconds']:.0f} s")
     print(next_steps(prefect))
 

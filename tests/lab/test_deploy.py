@@ -48,8 +48,15 @@ def test_deploys_that_follow_change_nothing(
 def test_status_tells_what_runs(cluster: Product, answer: str) -> None:
     said = cluster.run("status")
     assert (said.code, said.outcome) == (0, "unchanged")
-    assert "running as wanted" in said.detail("containers", "worker1")
-    assert said.detail("decide").startswith(f"as wanted, and answers '{answer[:4]}")
+    rows = said.document["running"]
+    assert {(row["node"], row["what"]) for row in rows} == {
+        ("head", "Ray"),
+        ("head", "server"),
+        ("worker1", "Ray"),
+        ("head", "endpoint"),
+    }
+    assert {row["state"] for row in rows} == {"as asked"}
+    assert rows[-1]["runs"].startswith(f"answers '{answer[:4]}")
 
 
 @pytest.mark.usefixtures("answer")

@@ -146,6 +146,15 @@ def test_output_is_told_while_it_comes(head: Remote) -> None:
     assert len(told) == 2
 
 
+def test_what_is_told_need_not_be_kept(head: Remote) -> None:
+    """A log that is followed for days must not fill our memory."""
+    told: list[str] = []
+    script = "seq 100000; echo lost >&2"
+    result = head.run(("sh", "-c", script), on_output=told.append, keep=False)
+    assert "".join(told).split() == [str(number) for number in range(1, 100_001)]
+    assert (result.stdout, result.stderr, len(told) > 5) == ("", "lost\n", True)
+
+
 def test_the_locale_does_not_depend_on_the_node(start: Start, only: LogIn) -> None:
     node = start(LC_ALL="de_DE.UTF-8", LANG="de_DE.UTF-8")
     connection = only(node)

@@ -1,5 +1,6 @@
 """Questions to a server through the tunnel of a real SSH connection."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from tasks.endpoint import Ask, Silent, check_answers
 from tasks.errors import LoginRefused, NodeUnreachable
 from tests.ssh.conftest import Start
 from tests.ssh.sshd import Sshd, free_port, spec
-from tests.unit.http_server import HANG, HEALTHY, Server, serving
+from tests.unit.http_server import COMPLETION, HANG, HEALTHY, Raw, Server, serving
+
+BODY = json.dumps(COMPLETION).encode()
 
 
 @pytest.fixture
@@ -41,6 +44,24 @@ def test_an_answer_longer_than_a_packet(cluster: Cluster) -> None:
     page = b"x" * 3_000_000
     with serving({"/health": (500, page)}) as big:
         assert asker(cluster, big.port)("GET", "/health", None, 10) == (500, page)
+
+
+@pytest.mark.parametrize(
+    "length", [b"Content-Length: %d\r\n" % len(BODY), b""], ids=["of known length", "until its end"]
+)
+def test_a_body_that_comes_after_its_headers_is_read_whole(cluster: Cluster, length: bytes) -> None:
+    """Of a server that hangs up after its answer, as HTTP/1.0 and some proxies do."""
+    headers = b"HTTP/1.1 200 OK\r\nConnection: close\r\n%s\r\n" % length
+    with serving(HEALTHY | {"/v1/completions": Raw(headers, BODY)}) as server:
+        assert check_answers(asker(cluster, server.port), "tiny").tokens == 4
+
+
+def test_a_body_that_is_cut_short_is_no_answer(cluster: Cluster) -> None:
+    headers = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    short = HEALTHY | {"/v1/completions": Raw(headers, BODY[:-1])}
+    with serving(short) as server, pytest.raises(Silent) as caught:
+        check_answers(asker(cluster, server.port), "tiny")
+    assert caught.value.brief.startswith("/v1/completions: IncompleteRead")
 
 
 def test_nothing_listens_there(cluster: Cluster) -> None:

@@ -14,6 +14,14 @@ DROP = "drop"
 Replies = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Raw:
+    """Exactly these bytes, headers and all, the later ones after a while; then it hangs up."""
+
+    content: bytes
+    later: bytes = b""
+
+
 @dataclass
 class Server:
     """Where it listens, and what it was asked."""
@@ -39,7 +47,7 @@ HEALTHY: Replies = {
 
 @contextlib.contextmanager
 def serving(replies: Replies) -> Iterator[Server]:
-    """Path -> (status, content), or what makes it, or HANG, or DROP; other paths are 404."""
+    """Path -> (status, content), or what makes it, or Raw, HANG or DROP; other paths are 404."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,6 +63,13 @@ def serving(replies: Replies) -> Iterator[Server]:
             if reply == HANG:
                 over.wait(20)
             if reply in (HANG, DROP):
+                self.close_connection = True
+                return
+            if isinstance(reply, Raw):
+                self.wfile.write(reply.content)
+                if reply.later:
+                    over.wait(0.3)
+                    self.wfile.write(reply.later)
                 self.close_connection = True
                 return
             status, content = reply

@@ -37,6 +37,26 @@ ROOT = Path(__file__).parents[2]
             id="destroy",
         ),
         pytest.param(
+            ["logs", "lab"],
+            {"verb": "logs", "node": None, "follow": False, "lines": 200},
+            id="logs",
+        ),
+        pytest.param(
+            ["logs", "lab", "--node=head", "--follow", "--lines=9"],
+            {"verb": "logs", "node": "head", "follow": True, "lines": 9},
+            id="logs with everything",
+        ),
+        pytest.param(
+            ["bundle", "lab"],
+            {"verb": "bundle", "json": False, "output": None, "lines": 2000},
+            id="bundle",
+        ),
+        pytest.param(
+            ["bundle", "lab", "-o", "x.tar.gz", "--json", "--lines=9"],
+            {"verb": "bundle", "json": True, "output": "x.tar.gz", "lines": 9},
+            id="bundle with everything",
+        ),
+        pytest.param(
             ["register", "lab"], {"verb": "register", "json": False, "notify": None}, id="register"
         ),
         pytest.param(
@@ -65,6 +85,11 @@ def test_what_it_takes(words: list[str], chosen: dict[str, Any]) -> None:
             ["deploy", "lab", "--restart", "never"],
             "argument --restart: invalid choice: 'never'",
             id="another value",
+        ),
+        pytest.param(
+            ["logs", "lab", "--lines", "0"],
+            "argument --lines: '0': allowed: a count, such as 500",
+            id="no count",
         ),
         pytest.param(
             ["register", "lab", "--notify", "slack"],
@@ -174,6 +199,16 @@ def test_ctrl_c_ends_with_one_line(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == "interrupted: what ran on the nodes for this run was ended\n"
+
+
+@pytest.mark.parametrize("verb", ["logs", "bundle"])
+def test_a_cluster_without_a_spec_is_a_usage_error(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with temporary_settings({PREFECT_API_URL: None}):
+        assert cli.main([verb, "no-such-cluster"]) == 2
+    printed = capsys.readouterr()
+    assert "no-such-cluster.yaml: no such file" in printed.out + printed.err
 
 
 def test_a_run_that_never_began_is_a_report() -> None:

@@ -41,6 +41,7 @@ RAY = ContainerSpec(
     shm_mib=10240,
     rdma=False,
     files=("a", "b"),
+    boot="boot-1",
 )
 SERVE = RAY.model_copy(
     update={
@@ -316,6 +317,7 @@ def test_a_new_container_carries_our_labels() -> None:
         "sparkrail.digest": SERVE.digest,
         "sparkrail.run": "run-1",
         "sparkrail.shares": "ray-id",
+        "sparkrail.boot": "boot-1",
     }
 
 

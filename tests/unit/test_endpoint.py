@@ -13,7 +13,16 @@ from blocks import Node
 from tasks import endpoint
 from tasks.endpoint import Answer, Ask, Silent, check_answers, complete
 from tasks.errors import NodeUnreachable
-from tests.unit.http_server import COMPLETION, DROP, HANG, HEALTHY, MODELS, Replies, serving
+from tests.unit.http_server import (
+    COMPLETION,
+    DROP,
+    HANG,
+    HEALTHY,
+    MODELS,
+    Raw,
+    Replies,
+    serving,
+)
 from tests.unit.specs import spec
 
 
@@ -258,6 +267,62 @@ def test_a_server_that_does_not_answer(head: Head, reply: str, said: str) -> Non
         head.alive = False
         with pytest.raises(NodeUnreachable, match="no answer within 30 s"):
             check_answers(asker(server.port), "tiny", timeout=0.3)
+
+
+WHOLE = json.dumps(COMPLETION).encode()
+CHUNK = b"%x\r\n%s\r\n"
+
+
+def cut(headers: bytes, body: bytes) -> Raw:
+    return Raw(b"HTTP/1.1 200 OK\r\n%s\r\n%s" % (headers, body))
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        pytest.param(
+            cut(b"Connection: close\r\nContent-Length: %d\r\n" % len(WHOLE), WHOLE[:-20]),
+            "/v1/completions: IncompleteRead",
+            id="fewer bytes than said",
+        ),
+        pytest.param(
+            cut(b"Content-Length: %d\r\n" % (len(WHOLE) + 1), WHOLE),
+            "/v1/completions: IncompleteRead",
+            id="whole JSON, and yet a byte less than said",
+        ),
+        pytest.param(
+            cut(b"Connection: close\r\n", WHOLE[:-20]),
+            "a completion: not what an OpenAI server answers",
+            id="JSON cut off, no length said",
+        ),
+        pytest.param(
+            cut(b"Transfer-Encoding: chunked\r\n", CHUNK % (len(WHOLE), WHOLE)),
+            "/v1/completions: IncompleteRead",
+            id="the last chunk is missing",
+        ),
+        pytest.param(
+            cut(b"Connection: close\r\nContent-Length: 0\r\n", b""),
+            "a completion: not what an OpenAI server answers",
+            id="nothing at all",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("head")
+def test_a_completion_that_is_cut_short_is_none(reply: Raw, said: str) -> None:
+    with (
+        serving(HEALTHY | {"/v1/completions": reply}) as server,
+        pytest.raises(Silent) as caught,
+    ):
+        check_answers(asker(server.port), "tiny")
+    assert caught.value.stage == "completion"
+    assert caught.value.brief.startswith(said)
+
+
+@pytest.mark.usefixtures("head")
+def test_a_whole_completion_without_a_length_is_one() -> None:
+    reply = cut(b"Connection: close\r\n", WHOLE)
+    with serving(HEALTHY | {"/v1/completions": reply}) as server:
+        assert check_answers(asker(server.port), "tiny").tokens == 4
 
 
 def test_models_and_completions_have_the_shape_that_vllm_gives() -> None:

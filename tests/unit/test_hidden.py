@@ -1,7 +1,10 @@
 """Secret values in texts that others made."""
 
+import json
 import logging
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
 
 import pytest
 
@@ -20,6 +23,22 @@ def values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_values_do_not_show() -> None:
     said = "key sk-abcdef-and-more refused, 7 others; sk-abcdef"
     assert hidden.shown(said) == "key *** refused, 7 others; ***"
+
+
+@pytest.mark.parametrize(
+    "quoted", [str, json.dumps, repr, shlex.quote, quote, lambda value: repr({"KEY": value})]
+)
+@pytest.mark.parametrize("value", ["a'b\"c\\d$e", "pass word", "first line\nthe second"])
+def test_nor_do_they_as_a_program_quotes_them(value: str, quoted: Callable[[str], str]) -> None:
+    hidden.hide([value])
+    left = hidden.shown(f"it has {quoted(value)}.")
+    for part in ("b", "word", "first", "second"):
+        assert part not in left or part not in value
+
+
+def test_nor_does_a_line_of_one() -> None:
+    hidden.hide(["-----BEGIN KEY-----\nAAAABBBB\n-----END KEY-----"])
+    assert hidden.shown("node1 | AAAABBBB") == "node1 | ***"
 
 
 def test_an_error_is_cleaned_wherever_it_holds_one() -> None:

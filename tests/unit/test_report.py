@@ -7,6 +7,7 @@ import pytest
 
 from tasks.preflight import Problem
 from tasks.report import Report, Row, as_json, as_markdown, outcome_of
+from tasks.standings import Standing
 
 ROWS = (
     Row(step="facts", node="head", outcome="unchanged", seconds=0.51234, detail="GB10 x1"),
@@ -166,3 +167,12 @@ def test_a_cell_shows_what_was_said(detail: str, cell: str) -> None:
 def test_an_error_stands_in_a_block_of_its_own(error: str, block: str) -> None:
     failed = REPORT.model_copy(update={"state": "failed", "error": error, "endpoint": None})
     assert as_markdown(failed).startswith(f"# sparks: failed, changed\n\n{block}\n\n| step")
+
+
+def test_status_alone_tells_what_runs() -> None:
+    row = Standing(node="head", what="Ray", state="as asked", asked="Ray", runs="as asked")
+    assert "running" not in json.loads(as_json(REPORT))
+    told = REPORT.model_copy(update={"running": (row,)})
+    assert json.loads(as_json(told))["running"] == [row.model_dump()]
+    assert "| head | Ray | as asked | Ray | as asked |" in as_markdown(told).splitlines()
+    assert json.loads(as_json(REPORT.model_copy(update={"running": ()})))["running"] == []
