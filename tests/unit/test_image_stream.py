@@ -26,6 +26,10 @@ def shell(command: str | None) -> list[str] | None:
     return None if command is None else ["sh", "-c", command]
 
 
+def source(save: str) -> dict[str, Any]:
+    return {"save": shell(save), "layers": [], "spare": [], "blobs": {}, "legacy": True}
+
+
 class Machine:
     """One machine of a chain."""
 
@@ -59,8 +63,7 @@ class Chain:
         where = None
         for load in reversed(loads):
             where = self.receiver(load, where, **more)
-        head = {"save": shell(save), "layers": [], "spare": [], "blobs": {}, "legacy": True}
-        self.machines.insert(0, Machine({**head, "next": where, "stall": 60, **more}))
+        self.machines.insert(0, Machine({**source(save), "next": where, "stall": 60, **more}))
         return self.machines
 
     def receiver(self, load: str | None, behind: Any, **more: Any) -> dict[str, Any]:
@@ -200,8 +203,8 @@ def test_strangers_are_not_listened_to(chain: Chain, tmp_path: Path, said: bytes
         if not said:
             stranger.shutdown(socket.SHUT_WR)
         assert stranger.recv(1) == b""
-    head = {"save": shell("head -c 1024 /dev/zero"), "layers": [], "spare": [], "blobs": {}}
-    chain.machines.append(Machine({**head, "legacy": True, "next": where, "stall": 60}))
+    head = {**source("head -c 1024 /dev/zero"), "next": where, "stall": 60}
+    chain.machines.append(Machine(head))
     assert [machine.report().broken for machine in chain.machines] == ["", ""]
     assert (tmp_path / "copy").stat().st_size == 1024
 
