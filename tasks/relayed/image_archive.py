@@ -220,8 +220,10 @@ def pax_records(text: bytes) -> dict[str, str]:
     """The records of an extended header: `length key=value`, each with a line break."""
     records, at = {}, 0
     while at < len(text):
-        length = int(text[at : text.index(b" ", at)])
-        name, _, value = text[at : at + length - 1].partition(b" ")[2].partition(b"=")
+        length = text[at:].partition(b" ")[0]
+        if not length.isdigit() or int(length) < 1:
+            break
+        name, _, value = text[at : at + int(length) - 1].partition(b" ")[2].partition(b"=")
         records[name.decode(errors="replace")] = value.decode(errors="replace")
-        at += length
+        at += int(length)
     return records

@@ -171,7 +171,11 @@ class Received(Idle):
         """The first that knows the token; nobody else is listened to after it."""
         deadline = time.monotonic() + self.orders["wait"]
         with socket.socket() as listener:
-            listener.bind((self.orders["listen"], 0))
+            try:
+                listener.bind((self.orders["listen"], 0))
+            except OSError as error:
+                why = f"cannot listen on {self.orders['listen']}: {error.strerror}"
+                raise Broken(why) from None
             listener.listen(4)
             say({"progress": {"port": listener.getsockname()[1]}})
             while True:
