@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from blocks import Cluster, Image, Node
 from tasks import remote
+from tasks.archived_images import archived_image
 from tasks.errors import Cancelled, CommandTimedOut, NodeUnreachable, SparkrailError
-from tasks.image_archives import archived_image
 from tasks.image_deliveries import Parcel
 from tasks.image_layers import look, spare
 from tasks.image_streams import (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from blocks import Cluster
+from tasks.archived_images import archived_image
 from tasks.control_images import control_image, source_command
 from tasks.errors import SparkrailError
-from tasks.image_archives import archived_image
 from tasks.images import image_content
 from tests.lab.docker_archive import Image, Layer, file_members, write_archive, write_layer
 from tests.unit.specs import spec
