@@ -27,7 +27,8 @@ from tasks.programs import run_program
 from tasks.remote import connect
 from tasks.transfers import Progress
 
-PROGRAM, PARTS = "image_stream", ("image_archive",)
+PROGRAM = "image_stream"
+PARTS = ("image_archive", "stream_ends", "stream_links")  # Each before those that need it.
 CALL_SECONDS = 120.0  # So long a worker waits for the machine before it.
 
 Ended = Moved | SparkrailError

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+from tasks.image_chains import PARTS, PROGRAM
 from tasks.image_streams import Moved
 from tasks.programs import bundle
 
 NO_ARCHIVE = 3_000_001  # So many zeros: the end of an archive, passed on like any other byte.
-PROGRAM = "image_stream"
-PARTS = ("image_archive",)
 
 
 def shell(command: str | None) -> list[str] | None:
