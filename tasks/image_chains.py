@@ -28,7 +28,12 @@ from tasks.remote import connect
 from tasks.transfers import Progress
 
 PROGRAM = "image_stream"
-PARTS = ("image_archive", "stream_ends", "stream_links")  # Each before those that need it.
+PARTS = (
+    "image_archive",
+    "image_store",
+    "stream_ends",
+    "stream_links",
+)  # Each before those that need it.
 CALL_SECONDS = 120.0  # So long a worker waits for the machine before it.
 
 Ended = Moved | SparkrailError
@@ -62,7 +67,11 @@ def judge(head: Node, chain: Sequence[Node], ended: Mapping[str, Ended]) -> Roun
         if isinstance(own, SparkrailError):
             found.failed[node.name] = own
         elif not own.broken:
-            about = {"left_out": source.left_out, "sent_anyway": source.sent_anyway}
+            about = {
+                "left_out": source.left_out,
+                "sent_anyway": source.sent_anyway,
+                "from_store": source.from_store,
+            }
             own = own.model_copy(update={**about, "legacy": source.legacy})
             wrong = load_problem(head.name, node, own)
             if wrong is None:

@@ -15,9 +15,10 @@ from pydantic import BaseModel
 
 from blocks import Cluster, Node
 from tasks import remote
+from tasks.converge import log
 from tasks.errors import Cancelled, NodeUnreachable, SparkrailError
 from tasks.image_chains import Round, stream
-from tasks.image_layers import Target, look, spare
+from tasks.image_layers import Source, Target, look, look_at_source, spare
 from tasks.image_streams import LACKS_PLATFORM, STEP, Moved, deadline, save_command
 from tasks.programs import run_program
 from tasks.remote import connect
@@ -31,6 +32,7 @@ class Parcel(BaseModel, frozen=True):
     """The image that is sent, as its source has it."""
 
     name: str
+    id: str
     layers: tuple[str, ...]
     platform: str
     size: int
@@ -97,7 +99,9 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
     }
     targets = {name: found for name, found in looked.items() if isinstance(found, Target)}
     with_platform, refused = False, dict[str, str]()
-    blobs = survey(cluster, parcel, targets.values())
+    source = look_at_source(cluster)
+    store = store_of(source, parcel, targets.values())
+    blobs = survey(cluster, parcel, targets.values()) if source.containerd else {}
     with _bars(cluster, nodes, parcel.size) as bars:
         while targets:
             orders = {
@@ -106,6 +110,7 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
                 "spare": sorted(spare(parcel.layers, targets.values())),
                 "blobs": blobs,
                 "legacy": not any(target.containerd for target in targets.values()),
+                "store": store,
             }
             chain = [node for node in nodes if node.name in targets]
             try:
@@ -113,12 +118,18 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
             except Cancelled:
                 raise
             except SparkrailError as error:
+                if store:
+                    log.info("%s: %s; now by docker save", STEP, error)
+                    store = None
+                    continue
                 found = Round(failed=dict.fromkeys(targets, error))
             for name, moved in found.loaded.items():
                 ended[name] = moved.model_copy(update={"note": note(moved, targets, refused)})
             settled = settle(found, targets, with_platform)
             ended |= settled.failed
             refused |= found.refused
+            if found.refused:
+                store = None
             targets, with_platform = settled.again, settled.with_platform
         for name, bar in bars.items():
             end = ended[name]
@@ -129,9 +140,16 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
     return ended
 
 
+def store_of(source: Source, parcel: Parcel, targets: Iterable[Target]) -> dict[str, str] | None:
+    """Where the image may be read without docker, for stores that take the layout of that."""
+    if source.driver != "overlay2" or any(target.containerd for target in targets):
+        return None
+    return {"root": source.root, "id": parcel.id, "name": parcel.name}
+
+
 def survey(cluster: Cluster, parcel: Parcel, targets: Iterable[Target]) -> dict[str, str]:
     """Which layers lie in blobs of other names, where that is possible and of use."""
-    if not spare(parcel.layers, targets) or not look(cluster, cluster.head, ()).containerd:
+    if not spare(parcel.layers, targets):
         return {}
     said = run_program(
         connect(cluster, cluster.head),

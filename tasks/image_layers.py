@@ -1,6 +1,7 @@
 """Which layers of an image a node has already, whatever other image it has them from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from docker.errors import NotFound
 from pydantic import BaseModel
@@ -18,6 +19,14 @@ class Target(BaseModel, frozen=True):
     has: int = 0
     # Such a store takes an archive without layers only in the newer layout.
     containerd: bool = False
+
+
+class Source(BaseModel, frozen=True):
+    """How the head keeps its images."""
+
+    containerd: bool
+    driver: str
+    root: str
 
 
 def leading(layers: Sequence[str], other: Sequence[str]) -> int:
@@ -40,11 +49,23 @@ def look(cluster: Cluster, node: Node, layers: Sequence[str]) -> Target:
     """What the node's images have in common with this one."""
     has = 0
     with engine(cluster, node) as client:
-        containerd = SNAPSHOTTER in (client.info()["DriverStatus"] or [])
-        for image in client.api.images(quiet=True) if layers else ():
+        containerd = keeps_by_containerd(client.info())
+        for image in client.api.images(quiet=True):
             try:
                 found = client.api.inspect_image(image)  # type: ignore[no-untyped-call]
             except NotFound:  # Removed since.
                 continue
             has = max(has, leading(layers, (found.get("RootFS") or {}).get("Layers") or ()))
     return Target(node=node.name, has=has, containerd=containerd)
+
+
+def look_at_source(cluster: Cluster) -> Source:
+    with engine(cluster, cluster.head) as client:
+        info = client.info()
+    return Source(
+        containerd=keeps_by_containerd(info), driver=info["Driver"], root=info["DockerRootDir"]
+    )
+
+
+def keeps_by_containerd(info: Mapping[str, Any]) -> bool:
+    return SNAPSHOTTER in (info["DriverStatus"] or [])

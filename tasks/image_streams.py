@@ -31,6 +31,7 @@ class Moved(BaseModel, frozen=True):
     legacy: bool = False  # The layout of the archive.
     left_out: int = 0
     sent_anyway: int = 0
+    from_store: bool = False  # Read from the engine's folder, not by docker save.
     load_code: int = 0
     load_said: str = ""
     load_stalled: bool = False
@@ -51,6 +52,8 @@ def save_command(name: str, platform: str = "") -> list[str]:
 
 def save_problem(source: str, moved: Moved) -> SparkrailError | None:
     """Why the image did not come out of its source."""
+    if moved.broken and moved.from_store:
+        return CommandFailed(moved.broken, node=source, remedy=f"Is the disk of {source} well?")
     if moved.source_stalled:
         return CommandFailed(
             f"docker save wrote no byte for {STALL:.0f} s",

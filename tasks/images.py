@@ -188,6 +188,7 @@ class _Sender:
         want = self.want
         parcel = Parcel(
             name=what.name,
+            id=want.id,
             layers=want.layers,
             platform=f"{want.os}/{want.architecture}",
             size=want.size,

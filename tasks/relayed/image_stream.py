@@ -2,7 +2,8 @@
 into its own `docker load` and to the machine behind, all at once.
 
 Relayed to the node; standard library of Python 3.8 only. Told by one JSON document:
-{"save": the command, "layers", "spare", "blobs", "legacy": for the filter} or {"listen": address,
+{"save": the command, "layers", "spare", "blobs", "legacy": for the filter, "store": {"root", "id",
+"name"} of the image, where it may be read from docker's folder} or {"listen": address,
 "token", "wait": seconds}; and {"load": a command, or none, "next": {"address", "port", "token"}, or
 none, "stall": the seconds without a byte after which a command is given up}.
 Says where it listens and how far it is, and last how it all ended, each in a line of JSON.
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.relayed.image_archive import LayerFilter
+from tasks.relayed.image_store import Layer, archive, stored
 from tasks.relayed.stream_ends import EVERY, Broken, Idle, Load, Side, say
 from tasks.relayed.stream_links import Next, Received
 
@@ -75,11 +77,54 @@ class Saved(Idle):
         }
 
 
+class Kept(Idle):
+    """The image as the engine of this machine keeps it, as far as some machine lacks it."""
+
+    def __init__(self, orders: dict[str, Any], config: bytes, layers: list[Layer]) -> None:
+        super().__init__(orders["stall"])
+        self.orders = orders
+        self.config = config
+        self.layers = layers
+        self.read = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        name, layers = self.orders["store"]["name"], self.orders["layers"]
+        try:
+            for block in archive(name, self.config, layers, self.layers):
+                self.read += len(block)
+                yield block
+        except (OSError, ValueError) as error:
+            raise Broken(f"reading the image from docker's folder: {error}") from None
+
+    def end(self) -> None:
+        """Nothing to be ended: who reads a file cannot be interrupted."""
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "read": self.read,
+            "legacy": True,
+            "left_out": len(set(self.orders["layers"])) - len(self.layers),
+            "from_store": True,
+        }
+
+
+def source_of(orders: dict[str, Any]) -> Saved | Kept | Received:
+    if "save" not in orders:
+        return Received(orders)
+    if orders.get("store"):
+        lacking = set(orders["layers"]) - set(orders["spare"])
+        place = orders["store"]
+        found = stored(place["root"], place["id"], orders["layers"], lacking)
+        if found:
+            return Kept(orders, *found)
+    return Saved(orders)
+
+
 class Chain:
     """The part of a chain that is on this machine."""
 
     def __init__(self, orders: dict[str, Any]) -> None:
-        self.source: Saved | Received = Saved(orders) if "save" in orders else Received(orders)
+        self.source = source_of(orders)
         load = Load(orders["load"], orders["stall"]) if orders.get("load") else None
         next_one = Next(orders["next"]) if orders.get("next") else None
         self.outlets = [outlet for outlet in (load, next_one) if outlet]

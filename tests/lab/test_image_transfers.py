@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import subprocess
 import tarfile
 import threading
@@ -165,6 +166,15 @@ def sent_bytes(node: str) -> int:
     return int(json.loads(said)[0]["stats64"]["tx"]["bytes"])
 
 
+def logged_in_as(cluster: Cluster, user: str) -> Cluster:
+    """Only root may read the folder of its engine; others have docker save."""
+    head = cluster.head.model_copy(update={"user": user})
+    return cluster.model_copy(update={"head": head})
+
+
+by_docker_save = partial(logged_in_as, user="op")
+
+
 # --- what is sent ---------------------------------------------------------------------------------
 
 
@@ -191,15 +201,16 @@ def test_all_workers_get_it_at_once(cluster: Cluster, versions: Versions) -> Non
     assert [end.data for end in again.values() if isinstance(end, Outcome)] == [at_head] * 3
 
 
-def test_only_the_missing_layer_is_sent(cluster: Cluster, versions: Versions) -> None:
+@pytest.mark.parametrize("user", ["root", "op"])
+def test_only_the_missing_layer_is_sent(cluster: Cluster, versions: Versions, user: str) -> None:
+    cluster = logged_in_as(cluster, user)
     versions.load("one", ONE, TWO, THREE)
     versions.load("two", "head")
     before = {node.name: sent_bytes(node.name) for node in cluster.nodes}
     ended = ensure_all(cluster)
     assert statuses(ended) == CHANGED
-    assert {text.partition(";")[0] for text in details(ended)} == {
-        f"sent {versions.tag}, 108.5 kB, 1 of 2 layers"
-    }
+    for text in details(ended):
+        assert re.match(rf"sent {versions.tag}, 1\d\d\.\d kB, 1 of 2 layers", text), text
     for name, count in before.items():
         assert sent_bytes(name) - count < 700_000, name
     assert statuses(ensure_all(cluster)) == UNCHANGED
@@ -267,6 +278,7 @@ def fake_docker(node: str, script: str) -> None:
 
 def test_save_fails(cluster: Cluster, versions: Versions) -> None:
     del versions
+    cluster = by_docker_save(cluster)
     fake_docker("head", "save) head -c 99999 /dev/zero; echo cannot read layer >&2; exit 1")
     ended = ensure_all(cluster)
     for text in details(ended):
@@ -311,7 +323,7 @@ class Midway:
     """A transfer of an image too large to wait on the way, whose second worker has stopped."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster = cluster
+        self.cluster = by_docker_save(cluster)
         Versions(cluster.image.name, folder, PADDING).load("large", "head")
         fake_docker(TWO, "load) touch /tmp/begun; exec sleep 500")
         self.ended: dict[str, Outcome | SparkrailError] = {}
@@ -464,9 +476,8 @@ class TestNewerEngine:
         versions.load("two", "head")
         ended = ensure_all(cluster, "second")
         assert statuses(ended) == CHANGED
-        assert {text.partition(";")[0] for text in details(ended)} == {
-            f"sent {versions.tag}, 110.6 kB, 1 of 2 layers"
-        }
+        for text in details(ended):
+            assert re.match(rf"sent {versions.tag}, 1\d\d\.\d kB, 1 of 2 layers", text), text
         assert statuses(ensure_all(cluster, "third")) == UNCHANGED
 
     @pytest.mark.usefixtures("mixed")
