@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from blocks import Cluster, Node
 from tasks import remote
 from tasks.converge import log
-from tasks.errors import Cancelled, NodeUnreachable, SparkrailError
+from tasks.errors import Cancelled, CommandFailed, NodeUnreachable, SparkrailError
 from tasks.image_chains import Round, stream
 from tasks.image_layers import Source, Target, look, look_at_source, spare
 from tasks.image_streams import LACKS_PLATFORM, STEP, Moved, deadline, save_command
@@ -118,7 +118,7 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
             except Cancelled:
                 raise
             except SparkrailError as error:
-                if store:
+                if store and isinstance(error, CommandFailed):
                     log.info("%s: %s; now by docker save", STEP, error)
                     store = None
                     continue

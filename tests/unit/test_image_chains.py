@@ -9,8 +9,8 @@ from blocks import Cluster
 from tasks import remote
 from tasks.errors import Cancelled, CommandFailed, NodeUnreachable, SparkrailError
 from tasks.image_chains import Round, judge
-from tasks.image_deliveries import Delivered, Turns, note, settle
-from tasks.image_layers import Target, leading, spare
+from tasks.image_deliveries import Delivered, Parcel, Turns, note, settle, store_of
+from tasks.image_layers import Source, Target, leading, spare
 from tasks.image_streams import Moved
 from tests.unit.specs import spec, workers
 
@@ -211,6 +211,23 @@ def test_leading(other: tuple[str, ...], count: int) -> None:
 )
 def test_spare(has: list[int], left_out: set[str]) -> None:
     assert spare(LAYERS, [Target(node="n", has=each) for each in has]) == left_out
+
+
+@pytest.mark.parametrize(
+    ("driver", "containerd", "read"),
+    [
+        pytest.param("overlay2", False, True, id="both ends have the classic store"),
+        pytest.param("overlay2", True, False, id="one of them wants the newer layout"),
+        pytest.param("btrfs", False, False, id="the head keeps layers in another way"),
+        pytest.param("overlayfs", False, False, id="the head has the containerd store"),
+    ],
+)
+def test_when_the_folder_of_the_engine_is_read(driver: str, containerd: bool, read: bool) -> None:
+    source = Source(driver=driver, root="/var/lib/docker", containerd=driver == "overlayfs")
+    parcel = Parcel(name="app:1", id="sha256:1", layers=LAYERS, platform="linux/arm64", size=1)
+    targets = [Target(node=ONE), Target(node=TWO, containerd=containerd)]
+    place = {"root": "/var/lib/docker", "id": "sha256:1", "name": "app:1"}
+    assert store_of(source, parcel, targets) == (place if read else None)
 
 
 # --- the steps of several workers -----------------------------------------------------------------
