@@ -72,6 +72,7 @@ class Received(Idle):
             while True:
                 (length,) = FRAME.unpack(self.receive(peer, FRAME.size))
                 if not length:
+                    peer.close()  # The machine before waits for that.
                     return
                 if length != ALIVE:
                     yield self.receive(peer, length)
@@ -114,6 +115,7 @@ class Next(Outlet):
     def __init__(self, where: dict[str, Any]) -> None:
         self.where = where
         self.peer: socket.socket | None = None
+        self.listener: threading.Thread | None = None
         super().__init__(DEAD)
 
     def start(self) -> None:
@@ -123,7 +125,8 @@ class Next(Outlet):
         if peer.recv(1) != ACCEPTED:
             raise OSError("it does not accept our token")
         peer.settimeout(None)
-        threading.Thread(target=self.listen, args=(peer,), daemon=True).start()
+        self.listener = threading.Thread(target=self.listen, args=(peer,), daemon=True)
+        self.listener.start()
 
     def listen(self, peer: socket.socket) -> None:
         """It says every second that it lives, also while it takes nothing."""
@@ -154,6 +157,9 @@ class Next(Outlet):
         if complete and not self.failed and self.peer:
             try:
                 self.peer.sendall(FRAME.pack(0))
+                # Closed with a word of it unread, the connection would drop what is on its way.
+                if self.listener:
+                    self.listener.join()
             except OSError as error:
                 self.failed = self.failed or str(error.strerror or error)
         if self.peer:
