@@ -36,7 +36,6 @@ from tests.lab.product import poll
 pytestmark = pytest.mark.lab
 
 LAB = Lab("lab-images")
-RUN = Run(id="test", who="test")
 DRY = Run(id="test", who="test", dry_run=True)
 ONE, TWO, THREE = "worker1", "worker2", "worker3"
 DOCKER = "/usr/local/bin/docker"
@@ -123,18 +122,23 @@ def images(node: str) -> set[str]:
     return set(listed.split())
 
 
-def ensure(cluster: Cluster, node: Node, run: Run = RUN) -> Outcome:
-    outcome = ensure_image.fn(cluster, node, run)
+def fresh() -> Run:
+    return Run(id=os.urandom(6).hex(), who="test")
+
+
+def ensure(cluster: Cluster, node: Node, run: Run | None = None) -> Outcome:
+    outcome = ensure_image.fn(cluster, node, run or fresh())
     assert isinstance(outcome, Outcome)
     return outcome
 
 
-def ensure_all(cluster: Cluster, run: str = "test") -> dict[str, Outcome | SparkrailError]:
+def ensure_all(cluster: Cluster) -> dict[str, Outcome | SparkrailError]:
     """The steps of all workers side by side, as a deploy has them."""
+    run = fresh()
 
     def attempt(node: Node) -> Outcome | SparkrailError:
         try:
-            return ensure(cluster, node, Run(id=run, who="test"))
+            return ensure(cluster, node, run)
         except SparkrailError as error:
             return error
 
@@ -221,18 +225,18 @@ def test_a_tag_that_moved_is_set_right(cluster: Cluster, versions: Versions) -> 
     other = Versions("another:1", versions.folder)
     other.load("other", TWO)
     on(TWO, f"docker tag another:1 {versions.tag}")
-    ended = ensure_all(cluster, "second")
+    ended = ensure_all(cluster)
     assert statuses(ended) == {**UNCHANGED, TWO: "changed"}
     assert images(TWO) == {versions.tag, "another:1"}
     # All its layers are there under another name: hardly a byte is needed.
     on(TWO, f"docker tag {versions.tag} kept:1; docker tag another:1 {versions.tag}")
-    assert ", 0 of 2 layers" in ensure(cluster, cluster.workers[1], RUN).detail
+    assert ", 0 of 2 layers" in ensure(cluster, cluster.workers[1]).detail
 
 
 def test_nights_leave_nothing_behind(cluster: Cluster, versions: Versions) -> None:
     for night in range(4):
         versions.load(f"night {night}", "head")
-        assert statuses(ensure_all(cluster, f"night {night}")) == CHANGED
+        assert statuses(ensure_all(cluster)) == CHANGED
     for node in cluster.workers:
         assert images(node.name) == {versions.tag}
 
@@ -259,7 +263,7 @@ def test_an_archive_on_the_control_machine(cluster: Cluster, versions: Versions)
         return cluster.model_copy(update={"image": cluster.image.model_copy(update=image)})
 
     two = with_archive("two")
-    outcomes = [ensure(two, two.head, run) for run in (DRY, RUN, RUN)]
+    outcomes = [ensure(two, two.head, run) for run in (DRY, None, None)]
     assert [outcome.status for outcome in outcomes] == ["planned", "changed", "unchanged"]
     assert ", 1 of 2 layers" in outcomes[1].detail
     assert images("head") == {versions.tag}
@@ -356,7 +360,7 @@ KILL_PROGRAM = "kill -9 $(pgrep -f 'python3 - image_stream')"
 
 def next_run_completes(cluster: Cluster) -> None:
     on(TWO, f"rm -f {DOCKER}")
-    assert statuses(ensure_all(cluster, "next")) == {**UNCHANGED, TWO: "changed"}
+    assert statuses(ensure_all(cluster)) == {**UNCHANGED, TWO: "changed"}
 
 
 def test_a_killed_receiver(cluster: Cluster, midway: Midway) -> None:
@@ -392,7 +396,7 @@ def test_a_killed_sender(cluster: Cluster, midway: Midway) -> None:
     assert statuses(ended) == dict.fromkeys(CHANGED, "CommandFailed")
     assert [images(node.name) for node in cluster.workers] == [set()] * 3
     on(TWO, f"rm -f {DOCKER}")
-    assert statuses(ensure_all(cluster, "next")) == CHANGED
+    assert statuses(ensure_all(cluster)) == CHANGED
 
 
 def test_cancel_ends_the_stream_everywhere(cluster: Cluster, midway: Midway) -> None:
@@ -472,13 +476,13 @@ class TestNewerEngine:
     def test_both_stores_take_the_missing_layer_alone(
         self, cluster: Cluster, versions: Versions
     ) -> None:
-        assert statuses(ensure_all(cluster, "first")) == CHANGED
+        assert statuses(ensure_all(cluster)) == CHANGED
         versions.load("two", "head")
-        ended = ensure_all(cluster, "second")
+        ended = ensure_all(cluster)
         assert statuses(ended) == CHANGED
         for text in details(ended):
             assert re.match(rf"sent {versions.tag}, 1\d\d\.\d kB, 1 of 2 layers", text), text
-        assert statuses(ensure_all(cluster, "third")) == UNCHANGED
+        assert statuses(ensure_all(cluster)) == UNCHANGED
 
     @pytest.mark.usefixtures("mixed")
     def test_a_store_that_refuses_the_layer_alone_gets_all(
@@ -488,9 +492,9 @@ class TestNewerEngine:
         compressed(versions.image("one"), file)
         on(TWO, "docker load", stdin=file.read_bytes())
         versions.load("one", ONE, THREE)
-        assert statuses(ensure_all(cluster, "first")) == UNCHANGED
+        assert statuses(ensure_all(cluster)) == UNCHANGED
         versions.load("two", "head")
-        ended = ensure_all(cluster, "second")
+        ended = ensure_all(cluster)
         assert statuses(ended) == CHANGED
         one, two, three = details(ended)
         assert "; all of it, since docker load on worker2 refused the missing layers alone" in two
@@ -510,7 +514,7 @@ class TestNewerEngine:
         for version, layers in (("one", "2 of 2"), ("two", "1 of 2")):
             compressed(versions.image(version), file)
             on("head", "docker load", stdin=file.read_bytes())
-            ended = ensure_all(cluster, version)
+            ended = ensure_all(cluster)
             assert statuses(ended) == CHANGED
             said = ", 1 of 2 layers" if layers == "1 of 2" else "MB at"
             assert all(said in text for text in details(ended)), details(ended)
