@@ -355,7 +355,7 @@ def midway(cluster: Cluster, tmp_path: Path, clean: None) -> Midway:
     return found
 
 
-KILL_PROGRAM = "kill -9 $(pgrep -f 'python3 - image_stream')"
+KILL_PROGRAM = "kill -9 $(pgrep -f '^python3 - image_stream')"
 
 
 def next_run_completes(cluster: Cluster) -> None:
