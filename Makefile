@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 # The lab is made of namespaces, which only root may make.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 
-.PHONY: demo demo-down test test-extended test-fast lint setup setup-test venv
+.PHONY: bench demo demo-down test test-extended test-fast lint setup setup-test venv
 
 demo: setup
 	$(SUDO) $(PYTHON) -m tests.lab.demo up
@@ -21,6 +21,9 @@ test-extended: setup-test
 
 test-fast: venv
 	$(PYTHON) -m pytest -m 'not extended' tests/unit tests/flows tests/ssh
+
+bench: setup-test
+	$(SUDO) $(PYTHON) -m tests.bench
 
 lint: venv
 	.venv/bin/ruff check .

@@ -231,6 +231,9 @@ class Image(Spec):
         str, matching(IMAGE, "an image name such as vllm/vllm-openai:v0.11.0, lower case")
     ]
     source: Literal["head", "control"] = "head"
+    archive: Words | None = Field(
+        None, description="A file of docker save on the control machine, instead of its docker."
+    )
     gpu_access: Literal["nvidia", "none"] = "nvidia"
     shm_mib: Mib = Field(10240, ge=64)
 
@@ -454,7 +457,11 @@ def _arguments(data: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _image_source(data: Mapping[str, Any]) -> Iterator[Problem]:
-    name = _part(data, "image").get("name")
+    image = _part(data, "image")
+    name = image.get("name")
+    if image.get("archive") and image.get("source") != "control":
+        message = "allowed with source: control only; it is a file on the control machine"
+        yield ("image", "archive"), image["archive"], message
     if isinstance(name, str) and "@sha256:" in name:
         # docker save and load lose a registry's digest, so that a worker could never be equal.
         yield ("image", "name"), name, "allowed: a name with a tag, not with a digest"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,8 +15,9 @@ from blocks import Cluster, Node
 from tasks.control_images import control_image, send_from_control
 from tasks.converge import Outcome, Run, converge, log, step
 from tasks.engines import engine
-from tasks.errors import SparkrailError
-from tasks.image_streams import STEP, send_from_head
+from tasks.errors import CommandFailed, SparkrailError
+from tasks.image_deliveries import Delivered, Parcel, Turns, deliver, side_by_side
+from tasks.image_streams import STEP, Moved
 from tasks.transfers import amount, rate
 
 # What makes containers of an image behave as they do. Other fields of the config differ between
@@ -35,6 +36,7 @@ CONFIG = (
     "Volumes",
     "WorkingDir",
 )
+_turns = Turns()
 
 
 class ImageContent(BaseModel, frozen=True):
@@ -47,6 +49,7 @@ class ImageContent(BaseModel, frozen=True):
     os: str
     entrypoint: tuple[str, ...]
     size: int
+    layers: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -91,6 +94,7 @@ def image_content(attrs: Mapping[str, Any]) -> ImageContent:
         os=attrs["Os"],
         entrypoint=tuple(config.get("Entrypoint") or ()),
         size=attrs.get("Size") or 0,
+        layers=tuple(content["layers"]),
     )
 
 
@@ -114,7 +118,7 @@ def wanted(cluster: Cluster, node: Node, run: Run) -> ImageContent:
     name = tagged(cluster.image.name)
     # A dry run has not brought it to the head.
     if cluster.image.source == "control" and (node.name == cluster.head.name or run.dry_run):
-        return image_content(control_image(name))
+        return image_content(control_image(cluster.image, name))
     found = observe(cluster, cluster.head)
     if found is None:
         raise SparkrailError(
@@ -131,7 +135,7 @@ def ensure_image(cluster: Cluster, node: Node, run: Run) -> Outcome:
     """The node has the image of its source under the wanted name: control -> head -> workers."""
     want = wanted(cluster, node, run)
     is_head = node.name == cluster.head.name
-    sender = _Sender(cluster, node, want)
+    sender = _Sender(cluster, node, run, want)
     outcome = converge(
         STEP,
         node.name,
@@ -143,36 +147,95 @@ def ensure_image(cluster: Cluster, node: Node, run: Run) -> Outcome:
         dry_run=run.dry_run,
         data=lambda have: have if have and have.digest == want.digest else want,
     )
-    detail = sender.sent or outcome.detail
-    return outcome.model_copy(update={"detail": detail, "data": outcome.data.facts()})
+    # The step of another worker may have brought it before this one looked.
+    moved = sender.moved or _turns.take(cluster, run.id, node)
+    if isinstance(moved, Moved):
+        with engine(cluster, node) as client:
+            removed = remove_unused(client, replaced(cluster))
+        detail = told(tagged(cluster.image.name), want, moved, removed)
+        outcome = outcome.model_copy(update={"status": "changed", "detail": detail})
+    return outcome.model_copy(update={"data": outcome.data.facts()})
+
+
+def told(name: str, want: ImageContent, moved: Moved, removed: Sequence[str]) -> str:
+    """What was sent, in the words of an outcome."""
+    count = len(want.layers)
+    parts = f", {count - moved.left_out} of {count} layers" if moved.left_out else ""
+    return "; ".join(
+        (
+            f"sent {name}, {rate(moved.bytes, moved.seconds)}{parts}",
+            *filter(None, [moved.note]),
+            *(f"removed {image}" for image in removed),
+        )
+    )
+
+
+def replaced(cluster: Cluster) -> str:
+    return f"sparkrail/{cluster.name}-replaced"
 
 
 class _Sender:
-    """Brings one node the image, and takes away what it replaced."""
+    """Brings one node the image; what stood under its name keeps a name of ours."""
 
-    def __init__(self, cluster: Cluster, node: Node, want: ImageContent) -> None:
+    def __init__(self, cluster: Cluster, node: Node, run: Run, want: ImageContent) -> None:
         self.cluster = cluster
         self.node = node
+        self.run = run
         self.want = want
-        self.sent = ""
+        self.moved: Moved | None = None
 
     def send(self, what: Send) -> None:
-        replaced = f"sparkrail/{self.cluster.name}-replaced"
-        with engine(self.cluster, self.node) as client:
-            keep(client, what.name, replaced)
-        if self.node.name == self.cluster.head.name:
-            moved = send_from_control(self.cluster, what.name, what.size)
-        else:
-            platform = f"{self.want.os}/{self.want.architecture}"
-            moved = send_from_head(self.cluster, self.node, what.name, platform, what.size)
-        with engine(self.cluster, self.node) as client:
-            removed = remove_unused(client, replaced)
-        self.sent = "; ".join(
-            (
-                f"sent {what.name}, {rate(moved.bytes, moved.seconds)}",
-                *(f"removed {image}" for image in removed),
-            )
+        want = self.want
+        parcel = Parcel(
+            name=what.name,
+            id=want.id,
+            layers=want.layers,
+            platform=f"{want.os}/{want.architecture}",
+            size=want.size,
         )
+        if self.node.name == self.cluster.head.name:
+            self._keep(self.node)
+            moved = send_from_control(self.cluster, parcel)
+        else:
+            moved = _turns.get(
+                self.cluster, self.run.id, self.node, lambda: self._send_to_all(parcel)
+            )
+        have = observe(self.cluster, self.node)
+        if have is None or have.digest != want.digest:
+            raise CommandFailed(
+                f"docker load ended well, but {what.name} is not the image that was sent",
+                node=self.node.name,
+                details=moved.load_said,
+                remedy=f"See the log of docker on {self.node.name}, and whether somebody else "
+                "gives that name to images; then run again.",
+            )
+        self.moved = moved
+
+    def _send_to_all(self, parcel: Parcel) -> dict[str, Delivered]:
+        """To this worker, and to all others that lack it: the head sends every byte once."""
+        others = [node for node in self.cluster.workers if node.name != self.node.name]
+        lacking = {
+            name
+            for name, have in side_by_side(partial(observe, self.cluster), others).items()
+            # One that cannot be asked: its own step will tell.
+            if not isinstance(have, SparkrailError)
+            and (have is None or have.digest != self.want.digest)
+        }
+        nodes = [
+            node
+            for node in self.cluster.workers
+            if node.name == self.node.name or node.name in lacking
+        ]
+        kept = side_by_side(self._keep, nodes)
+        failed = {name: error for name, error in kept.items() if isinstance(error, SparkrailError)}
+        return {
+            **failed,
+            **deliver(self.cluster, [node for node in nodes if node.name not in failed], parcel),
+        }
+
+    def _keep(self, node: Node) -> None:
+        with engine(self.cluster, node) as client:
+            keep(client, tagged(self.cluster.image.name), replaced(self.cluster))
 
 
 def keep(client: docker.DockerClient, name: str, replaced: str) -> None:

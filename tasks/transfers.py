@@ -157,7 +157,11 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._show(f"stopped after {share(self._done, self._of)}")
+            self.stopped()
+
+    def stopped(self) -> None:
+        """No more will arrive."""
+        self._show(f"stopped after {share(self._done, self._of)}")
 
     def _show(self, text: str) -> None:
         percent = min(100.0, 100 * self._done / self._of) if self._of else 0.0

@@ -1,13 +1,11 @@
-"""The image and the weights, from node to node, by real sshd, dockerd and rsync."""
+"""The weights, from node to node, by real sshd and rsync."""
 
 import json
 import shlex
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,11 +13,9 @@ import yaml
 from blocks import Cluster, Node
 from tasks import remote
 from tasks.converge import Outcome, Run
-from tasks.errors import Cancelled, CommandFailed, HostKeyRefused, LoginRefused, SparkrailError
-from tasks.images import ensure_image
+from tasks.errors import CommandFailed, HostKeyRefused, LoginRefused, SparkrailError
 from tasks.weights import ensure_weights
 from tests.lab import lab
-from tests.lab.docker_archive import Image, Layer, file_members, write_archive, write_layer
 from tests.lab.layout import REPOSITORY, Lab
 
 pytestmark = pytest.mark.lab
@@ -56,136 +52,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def worker(cluster: Cluster) -> Node:
     return cluster.workers[0]
-
-
-# --- image --------------------------------------------------------------------------------------
-
-
-def load(node: str, folder: Path, tag: str, text: bytes, padding: int = 0) -> None:
-    file = folder / "layer.tar"
-    digest = write_layer(file_members({"note": text, "padding": bytes(padding)}), file)
-    archive = folder / "image.tar"
-    write_archive(Image(tag, (Layer(file, digest),), "amd64", {}, ["/engine"]), archive)
-    on(node, "docker load", stdin=archive.read_bytes())
-
-
-def images(node: str) -> set[str]:
-    listed = on(node, "docker image ls --all --format '{{.Repository}}:{{.Tag}}'")
-    return set(listed.split())
-
-
-def ensure_image_on(cluster: Cluster, node: Node, run: Run = RUN) -> Outcome:
-    outcome = ensure_image.fn(cluster, node, run)
-    assert isinstance(outcome, Outcome)
-    return outcome
-
-
-@pytest.fixture
-def image(cluster: Cluster, tmp_path: Path) -> Iterator[str]:
-    """The wanted image on the head only."""
-    load("head", tmp_path, cluster.image.name, b"one", padding=5_000_000)
-    yield cluster.image.name
-    for node in cluster.nodes:
-        on(node.name, "docker container prune -f; docker image prune --all -f")
-
-
-def test_no_image_anywhere(cluster: Cluster) -> None:
-    for node in cluster.nodes:
-        with pytest.raises(SparkrailError, match=r"^head: there is no image sparkrail/engine:lab"):
-            ensure_image_on(cluster, node)
-
-
-def test_image_converges(cluster: Cluster, worker: Node, image: str, tmp_path: Path) -> None:
-    assert ensure_image_on(cluster, cluster.head).status == "unchanged"
-    assert ensure_image_on(cluster, worker, DRY).status == "planned"
-    assert images(worker.name) == set()
-    outcomes = [ensure_image_on(cluster, worker) for _ in range(2)]
-    assert [outcome.status for outcome in outcomes] == ["changed", "unchanged"]
-    assert outcomes[0].detail.startswith(f"sent {image}, 5.0 MB at ")
-    assert outcomes[0].data == outcomes[1].data == ensure_image_on(cluster, cluster.head).data
-    assert outcomes[0].data["entrypoint"] == ["/engine"]
-
-    load(worker.name, tmp_path, "another:1", b"two")
-    on(worker.name, f"docker tag another:1 {image}")
-    outcomes = [ensure_image_on(cluster, worker) for _ in range(2)]
-    assert [outcome.status for outcome in outcomes] == ["changed", "unchanged"]
-    assert images(worker.name) == {image, "another:1"}
-
-
-def test_replaced_images_go_when_nothing_uses_them(
-    cluster: Cluster, worker: Node, image: str, tmp_path: Path
-) -> None:
-    load(worker.name, tmp_path, image, b"old")
-    on(worker.name, f"docker create --name=user {image}")
-    used = on(worker.name, f"docker image inspect --format '{{{{.Id}}}}' {image}").strip()
-    assert "removed" not in ensure_image_on(cluster, worker).detail
-    assert images(worker.name) == {
-        image,
-        f"sparkrail/{cluster.name}-replaced:{used.removeprefix('sha256:')[:12]}",
-    }
-    on(worker.name, "docker rm user")
-    load("head", tmp_path, image, b"newer")
-    assert ensure_image_on(cluster, worker).detail.count("removed") == 2
-    assert images(worker.name) == {image}
-
-
-@pytest.mark.parametrize(
-    ("node", "fake", "said"),
-    [
-        pytest.param(
-            "head",
-            "save) head -c 99999 /dev/zero; echo cannot read layer >&2; exit 1",
-            "head: docker save for worker1 ended with exit code 1 after 99999 bytes",
-            id="save fails",
-        ),
-        pytest.param(
-            "worker1",
-            "load) head -c 99999 >/dev/null; echo no space left on device >&2; exit 1",
-            "worker1: docker load of the image from head ended with exit code 1",
-            id="load fails",
-        ),
-    ],
-)
-def test_both_ends_of_the_stream_count(
-    cluster: Cluster, worker: Node, image: str, node: str, fake: str, said: str
-) -> None:
-    script = f'#!/bin/sh\ncase "$1" in {fake};; esac\nexec /usr/bin/docker "$@"\n'
-    on(node, "cat >/usr/local/bin/docker; chmod +x /usr/local/bin/docker", script.encode())
-    try:
-        with pytest.raises(CommandFailed) as error:
-            ensure_image_on(cluster, worker)
-    finally:
-        on(node, "rm /usr/local/bin/docker")
-    assert str(error.value).startswith(said)
-    assert image not in images(worker.name)
-
-
-def test_cancel_ends_the_stream_on_both_nodes(cluster: Cluster, worker: Node, image: str) -> None:
-    # The listener tells when the stream has begun, and would never end by itself.
-    on(worker.name, "mkfifo /tmp/begun /tmp/never")
-    script = '#!/bin/sh\n[ "$1" = load ] || exec /usr/bin/docker "$@"\n'
-    script += "echo >/tmp/begun; exec cat /tmp/never\n"
-    place = "/usr/local/bin/docker"
-    on(worker.name, f"cat >{place}; chmod +x {place}", script.encode())
-
-    def cancel() -> None:
-        on(worker.name, "cat /tmp/begun")
-        remote.cancel()
-
-    watch = threading.Thread(target=cancel)
-    watch.start()
-    try:
-        with pytest.raises(Cancelled):
-            ensure_image_on(cluster, worker)
-    finally:
-        watch.join()
-        remote.STOP.clear()
-        on(
-            worker.name,
-            f"rm {place}; timeout 20 sh -c 'echo >/tmp/never'; rm /tmp/begun /tmp/never",
-        )
-    assert on("head", "ps -e -o args").count("docker save") == 0
-    assert image not in images(worker.name)
 
 
 # --- weights ------------------------------------------------------------------------------------

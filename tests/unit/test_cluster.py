@@ -170,6 +170,10 @@ TABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"image": {"source": "hub"}},
         "image.source: allowed: 'head' or 'control'",
     ),
+    "an archive, but the head's image": (
+        {"image": {"archive": "/images/engine.tar"}},
+        "image.archive: allowed with source: control only; it is a file on the control machine",
+    ),
     "too little shared memory": ({"image": {"shm_mib": 1}}, "image.shm_mib: allowed: 64 or more"),
     "model path relative": ({"model": {"path": "models/x"}}, f"model.path: {ABSOLUTE}"),
     "model path in the home folder": ({"model": {"path": "~/x"}}, f"model.path: {ABSOLUTE}"),
