@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tasks.transfers import amount
 
@@ -20,8 +20,9 @@ class File(BaseModel, frozen=True):
     """A file of a model folder, links followed."""
 
     size: int
-    sha256: str
+    sha256: str  # Of a large file that over those of its pieces: see relayed/pieces.py.
     names: tuple[str, ...] = ()  # What a weights index promises.
+    mtime: int = Field(0, description="In nanoseconds; no part of what makes a file the same.")
 
 
 class Manifest(BaseModel, frozen=True):
@@ -58,8 +59,13 @@ def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
     """Why a model cannot be loaded from this folder; each names the file."""
     if manifest.folder:
         return [f"the folder {manifest.folder}"]
-    found = [f"{path} {why}" for path, why in sorted(manifest.faults.items())]
     files = manifest.files
+    faults = {
+        path: why
+        for path, why in sorted(manifest.faults.items())
+        if not (_is_hidden(path) and _weights_are_whole(manifest))
+    }
+    found = [f"{path} {why}" for path, why in faults.items()]
     if not any(name in files for name in CONFIGS):
         found.append("config.json is missing")
     if not any(path.endswith(WEIGHTS) for path in files):
@@ -71,6 +77,18 @@ def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
     if own_tokenizer and not any(_is_tokenizer(path) for path in files):
         found.append("there is no tokenizer (tokenizer.json, tokenizer.model, ...)")
     return found
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path
+
+
+def _weights_are_whole(manifest: Manifest) -> bool:
+    """By their own words: then what the hub's folder holds of a download is of no account."""
+    files = manifest.files
+    if INDEX in files:
+        return all(name in files for name in files[INDEX].names)
+    return "model.safetensors" in files
 
 
 def _is_tokenizer(path: str) -> bool:

@@ -1,6 +1,8 @@
 """The programs in `tasks/relayed/`, run on a node by its own python3; nothing is written there."""
 
+import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,35 @@ from tasks.errors import CommandFailed
 from tasks.remote import Remote
 
 FOLDER = Path(__file__).parent / "relayed"
+NEIGHBOUR = re.compile(r"^from tasks\.relayed\.(\w+) import", re.MULTILINE)
+# Makes the neighbours of a program known to it under their names here; then comes the program.
+WITH_NEIGHBOURS = """\
+import sys, types
+for name, text in {neighbours!r}.items():
+    module = sys.modules[f"tasks.relayed.{{name}}"] = types.ModuleType(f"tasks.relayed.{{name}}")
+    exec(compile(text, f"{{name}}.py", "exec", dont_inherit=True), module.__dict__)
+exec(compile({text!r}, {name!r}, "exec", dont_inherit=True))
+"""
+
+
+@functools.cache
+def program(name: str) -> bytes:
+    """A program as one text; the neighbours that it imports are in it."""
+    text = (FOLDER / f"{name}.py").read_text()
+    neighbours: dict[str, str] = {}
+    _gather(text, neighbours)
+    if not neighbours:
+        return text.encode()
+    return WITH_NEIGHBOURS.format(neighbours=neighbours, text=text, name=f"{name}.py").encode()
+
+
+def _gather(text: str, found: dict[str, str]) -> None:
+    """What a text imports of its neighbours, and these in turn, in the order of their need."""
+    for name in NEIGHBOUR.findall(text):
+        if name not in found:
+            needed = (FOLDER / f"{name}.py").read_text()
+            _gather(needed, found)
+            found[name] = needed
 
 
 def run_program(
@@ -23,7 +54,7 @@ def run_program(
     result = remote.run(
         (*prefix, "python3", "-", name, *arguments),
         timeout=timeout,
-        stdin=(FOLDER / f"{name}.py").read_bytes(),
+        stdin=program(name),
         on_output=_by_line(on_progress) if on_progress else None,
     )
     try:

@@ -1,11 +1,12 @@
 """Weights: what makes a model folder whole, what a copy of it lacks, and what went wrong."""
 
+import base64
+import hashlib
 import json
 import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import pytest
 from blocks import Cluster
 from tasks.errors import CommandFailed, HostKeyRefused, NodeUnreachable, SparkrailError
 from tasks.manifests import File, Manifest, extra_weights, plan, problems
+from tasks.programs import program
+from tasks.relayed.pieces import PIECE
 from tasks.remote import Result
 from tasks.transfers import amount, rate, ssh_failed
 from tasks.weight_streams import rsync_command, rsync_failed
 from tasks.weights import complete
 
-PROGRAM = Path(__file__).parents[2] / "tasks" / "relayed" / "manifest.py"
 INDEX = "model.safetensors.index.json"
 
 
@@ -87,6 +89,19 @@ SHARDED = {
         ),
         pytest.param(
             Manifest(files={**WHOLE, "m.gguf": FILE, "qwen.tiktoken": FILE}), [], id="other formats"
+        ),
+        pytest.param(
+            Manifest(files=WHOLE, faults={".cache/x.incomplete": "is left"}),
+            [],
+            id="whole, and the hub's folder holds remains",
+        ),
+        pytest.param(
+            Manifest(
+                files={**WHOLE, INDEX: File(size=1, sha256="i", names=("m-2.safetensors",))},
+                faults={".cache/x.incomplete": "is left"},
+            ),
+            [".cache/x.incomplete is left", f"m-2.safetensors is missing ({INDEX} names it)"],
+            id="a shard is missing, and the hub's folder tells of it",
         ),
     ],
 )
@@ -347,7 +362,7 @@ class Folder:
     def look(self, mode: str = "keep", path: Path | None = None) -> Manifest:
         done = subprocess.run(
             [sys.executable, "-", "manifest", str(path or self.path), str(self.state), mode],
-            input=PROGRAM.read_bytes(),
+            input=program("manifest"),
             capture_output=True,
             timeout=30,
             check=True,
@@ -357,16 +372,6 @@ class Folder:
     def records(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.state.read_text())["folders"][str(self.path)]
         return found
-
-    def settle(self) -> Manifest:
-        """Look until every file is old enough for its identity to be kept."""
-        deadline = time.monotonic() + 10
-        while True:
-            found = self.look()
-            if self.records().keys() == found.files.keys():
-                return found
-            assert time.monotonic() < deadline
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
@@ -401,11 +406,16 @@ def test_manifest_of_a_folder(folder: Folder) -> None:
 
 def test_a_glance_reads_no_whole_file_and_keeps_nothing(folder: Folder) -> None:
     folder.write("config.json", b"{}")
-    known = folder.settle().files["config.json"]
+    known = folder.look().files["config.json"]
     kept = folder.records()
     folder.write("w.safetensors", safetensors(100)[:-1])
     found = folder.look("glance")
-    assert found.files == {"config.json": known, "w.safetensors": File(size=205, sha256="")}
+    assert {name: file.size for name, file in found.files.items()} == {
+        "config.json": 2,
+        "w.safetensors": 205,
+    }
+    assert found.files["config.json"] == known
+    assert found.files["w.safetensors"].sha256 == ""
     assert found.faults == {"w.safetensors": "has 205 bytes, its header promises 206"}
     assert folder.records() == kept
 
@@ -459,6 +469,49 @@ def test_faults_of_a_file(folder: Folder, name: str, content: bytes, fault: str 
     assert folder.look().faults == ({name: fault} if fault else {})
 
 
+@pytest.mark.parametrize(
+    ("left", "fault"),
+    [
+        pytest.param("w.safetensors.incomplete", None, id="beside the whole file"),
+        pytest.param("other.safetensors.incomplete", "other", id="of a file that is not there"),
+        pytest.param(
+            ".cache/huggingface/download/w.safetensors.0a1b.incomplete", None, id="in the hub's way"
+        ),
+        pytest.param(
+            # base64 of the sha1 of "w.safetensors.metadata"
+            ".cache/huggingface/download/{hashed}.0a1b.incomplete",
+            None,
+            id="in the hub's newer way",
+        ),
+        pytest.param(
+            ".cache/huggingface/download/other.safetensors.0a1b.incomplete",
+            "other",
+            id="of another file, in the hub's way",
+        ),
+        pytest.param("w.safetensors.aria2", "w", id="aria2 writes beside the file itself"),
+    ],
+)
+def test_remains_of_a_download(folder: Folder, left: str, fault: str | None) -> None:
+    digest = hashlib.sha1(b"w.safetensors.metadata").digest()
+    left = left.format(hashed=base64.urlsafe_b64encode(digest).decode())
+    folder.write("w.safetensors", safetensors(100))
+    folder.write(left, b"half")
+    assert [*folder.look().faults] == ([left] if fault else [])
+
+
+def test_the_digest_of_a_large_file_is_that_over_its_pieces(folder: Folder) -> None:
+    content = os.urandom(2 * PIECE + 5)
+    folder.write("w.bin", content)
+    folder.write("one.bin", content[:PIECE])
+    found = folder.look().files
+    cut = [content[at : at + PIECE] for at in range(0, len(content), PIECE)]
+    over = hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in cut))
+    assert found["w.bin"].sha256 == over.hexdigest()
+    assert found["one.bin"].sha256 == hashlib.sha256(cut[0]).hexdigest()
+    pieces = base64.b64decode(folder.records()["w.bin"]["pieces"])
+    assert pieces == b"".join(hashlib.sha256(piece).digest() for piece in cut)
+
+
 def test_links_are_followed(folder: Folder) -> None:
     blob = folder.path.parent / "blobs" / "abc"
     blob.parent.mkdir()
@@ -479,7 +532,7 @@ def test_a_name_that_is_no_text_is_named(folder: Folder) -> None:
 
 def test_known_files_are_not_read_again(folder: Folder) -> None:
     folder.write("w.bin", b"data")
-    folder.settle()
+    folder.look()
     state = json.loads(folder.state.read_text())
     state["folders"][str(folder.path)]["w.bin"]["sha256"] = "as recorded"
     folder.state.write_text(json.dumps(state))
@@ -504,7 +557,7 @@ def test_a_change_of_equal_size_and_time_is_found(
     folder: Folder, change: Callable[[Path], None]
 ) -> None:
     file = folder.write("w.bin", b"data")
-    before = folder.settle()
+    before = folder.look()
     change(file)
     assert folder.look().files["w.bin"].sha256 != before.files["w.bin"].sha256
 
@@ -520,12 +573,12 @@ def test_a_damaged_state_file_is_replaced(folder: Folder, text: str) -> None:
     folder.write("w.bin", b"data")
     folder.state.parent.mkdir(parents=True)
     folder.state.write_text(text)
-    assert folder.settle().files["w.bin"].size == 4
+    assert folder.look().files["w.bin"].size == 4
 
 
 def test_the_state_of_another_model_stays(folder: Folder) -> None:
     folder.write("w.bin", b"data")
-    folder.settle()
+    folder.look()
     other = folder.path.with_name("other")
     other.mkdir()
     folder.look(path=other)
