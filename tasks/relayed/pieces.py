@@ -1,4 +1,4 @@
-"""What the programs that read, send and receive a model agree on: pieces, digests, remembered files.
+"""What the programs that read, send and receive a model share: pieces, digests, what is known.
 
 Relayed together with them; standard library only. A file is cut into pieces of 4 MiB, each with its
 sha256. The digest of a file of one piece is that piece's, of a larger one the sha256 over those of

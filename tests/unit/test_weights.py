@@ -373,6 +373,7 @@ class Folder:
         found: dict[str, Any] = json.loads(self.state.read_text())["folders"][str(self.path)]
         return found
 
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
