@@ -55,6 +55,16 @@ class Send:
         return f"send {len(self.paths)} of {self.of} files, {amount(self.size)}: {names}"
 
 
+@dataclass(frozen=True)
+class Remove:
+    """Files that only the worker has, to be removed there because the spec says so."""
+
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"remove {len(self.paths)} files that only it has: {listed(self.paths, 3)}"
+
+
 def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
     """Why a model cannot be loaded from this folder; each names the file."""
     if manifest.folder:
@@ -95,11 +105,13 @@ def _is_tokenizer(path: str) -> bool:
     return path.startswith(TOKENIZERS) or path.endswith(".tiktoken")
 
 
-def plan(want: Manifest, have: Manifest) -> list[Send]:
-    """The files that are absent or differ, in one step; files only `have` holds are left alone."""
+def plan(want: Manifest, have: Manifest, *, removing: bool = False) -> list[Send | Remove]:
+    """The files that are absent or differ, in one step; those only `have` holds when removing."""
     paths = differing(want, have)
     size = sum(want.files[path].size for path in paths)
-    return [Send(paths, size, len(want.files))] if paths else []
+    steps: list[Send | Remove] = [Send(paths, size, len(want.files))] if paths else []
+    extra = tuple(sorted(have.files.keys() - want.files.keys())) if removing else ()
+    return [*steps, Remove(extra)] if extra else steps
 
 
 def differing(want: Manifest, have: Manifest) -> tuple[str, ...]:

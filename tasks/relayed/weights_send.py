@@ -50,7 +50,11 @@ class Shelf:
 def main(config: Any) -> None:
     known = read_state(os.path.expanduser(config["state"])).get(config["folder"], {})
     shelf = Shelf(config["folder"], config["paths"], known)
-    server = Server(config["address"], bytes.fromhex(config["token"]), shelf)
+    try:
+        server = Server(config["address"], bytes.fromhex(config["token"]), shelf)
+    except Told as error:
+        say({"failed": {"kind": error.kind, "text": str(error)}})
+        return
     say({"listening": server.port})
     wait_for_the_end()
 

@@ -137,7 +137,10 @@ class Server:
         self.token = token
         self.shelf = shelf
         self.room = threading.BoundedSemaphore(MOST)
-        self.listener = socket.create_server((address, 0), backlog=MOST)
+        try:
+            self.listener = socket.create_server((address, 0), backlog=MOST)
+        except OSError as error:
+            raise Told("listen", error.strerror or str(error)) from error
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
 

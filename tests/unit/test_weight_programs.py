@@ -92,7 +92,7 @@ def test_each_worker_serves_what_it_has(sites: Sites, want: Manifest) -> None:
     """The head gives every byte once, whoever is behind the first worker."""
     chain = sites.workers(4)
     with Relay(sites.head) as relay:
-        before = [relay.site]
+        before: list[Site] = [relay.site]
         for worker in chain:
             worker.receive(want, reversed(before))
             worker.listening()

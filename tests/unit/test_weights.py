@@ -20,8 +20,9 @@ from tasks.programs import program
 from tasks.relayed.pieces import PIECE
 from tasks.remote import Result
 from tasks.transfers import amount, rate, ssh_failed
-from tasks.weight_streams import rsync_command, rsync_failed
-from tasks.weights import complete
+from tasks.weight_rsync import rsync_command, rsync_failed, shared_out
+from tasks.weight_streams import Arrived, failed
+from tasks.weights import complete, remarks
 
 INDEX = "model.safetensors.index.json"
 
@@ -157,6 +158,101 @@ def test_plan(have: Manifest, steps: list[str]) -> None:
     assert [str(step) for step in plan(manifest(a=1, b=2), have)] == steps
 
 
+@pytest.mark.parametrize(
+    ("removing", "steps"),
+    [
+        pytest.param(False, ["send"], id="by default they stay"),
+        pytest.param(
+            True, ["send", "remove 1 files that only it has: z.safetensors"], id="when asked for"
+        ),
+    ],
+)
+def test_plan_with_files_that_only_the_worker_has(removing: bool, steps: list[str]) -> None:
+    found = plan(manifest(a=1, b=2), manifest(a=1, z=3), removing=removing)
+    assert [
+        str(step).replace("send 1 of 2 files, 2 B: b.safetensors", "send") for step in found
+    ] == steps
+
+
+def test_files_are_shared_out_by_size() -> None:
+    want = manifest(a=5, b=3, c=3, d=1, e=0)
+    paths = sorted(want.files)
+    assert shared_out(want, paths, 2) == [
+        ["a.safetensors", "d.safetensors", "e.safetensors"],
+        ["b.safetensors", "c.safetensors"],
+    ]
+    assert shared_out(want, paths[:1], 4) == [["a.safetensors"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "error", "text"),
+    [
+        pytest.param(
+            "disk",
+            "9 bytes are needed, 1 are free",
+            CommandFailed,
+            "spark2: the model's files did not arrive from spark1: the disk is full\n"
+            "9 bytes are needed, 1 are free\n"
+            "Make room on spark2: df -h '/models/My Model'\"'\"'s $(id)'",
+            id="disk full",
+        ),
+        pytest.param(
+            "changed",
+            "a.bin",
+            SparkrailError,
+            "spark1: the model changed while it was sent to spark2: a.bin\n"
+            "Wait until nothing writes there any more, then run again.",
+            id="source changed",
+        ),
+        pytest.param(
+            "sources",
+            "spark1: Connection refused",
+            NodeUnreachable,
+            "spark2: the model's files did not arrive from spark1: nobody serves them\n"
+            "spark1: Connection refused\n"
+            "Is the link between spark1 and spark2 up, and does no firewall keep their TCP ports "
+            "from each other? Run again: it goes on where it stopped.\n"
+            "Where only SSH may pass: weights.transport: rsync",
+            id="nobody serves",
+        ),
+        pytest.param(
+            "damaged",
+            "a.bin",
+            CommandFailed,
+            "spark2: the model's files did not arrive from spark1: a.bin arrives damaged, again "
+            "and again\nNothing of it was kept. Something between spark1 and spark2 changes bytes: a "
+            "cable, a network card, or memory. Run again: it goes on where it stopped.",
+            id="damaged on the wire",
+        ),
+        pytest.param(
+            "listen",
+            "Cannot assign requested address",
+            CommandFailed,
+            "spark2: cannot listen on its fabric address 10.77.0.2: Cannot assign requested "
+            "address\n"
+            "Is the address up? On spark2: ip address",
+            id="no fabric address",
+        ),
+    ],
+)
+def test_what_a_stream_could_not_do(
+    cluster: Cluster, kind: str, said: str, error: type[Exception], text: str
+) -> None:
+    found = failed(cluster, cluster.workers[0], kind, said)
+    assert type(found) is error
+    assert str(found) == text
+
+
+def test_remarks_tell_what_was_not_as_it_should_be() -> None:
+    assert remarks(Arrived(bytes=9, fetched=9)) == []
+    odd = Arrived(bytes=9_000_000, fetched=5_000_000, damaged=2, without=("spark3: gone",))
+    assert remarks(odd) == [
+        "4.0 MB were there from an interrupted transfer",
+        "2 pieces arrived damaged, fetched again",
+        "went on without spark3: gone",
+    ]
+
+
 def test_extra_weights_are_those_that_would_be_loaded() -> None:
     files = dict.fromkeys(("a.safetensors", "x.safetensors", "sub/y.safetensors", "z.md"), FILE)
     assert extra_weights(manifest(a=1), Manifest(files=files)) == ("x.safetensors",)
@@ -183,7 +279,8 @@ def test_rsync_command(cluster: Cluster) -> None:
         "--info=progress2",
         "--protect-args",
         "--rsh=ssh -p 22 -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
-        "-o ServerAliveInterval=15 -o ServerAliveCountMax=4",
+        "-o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
+        "-o 'Ciphers=^aes128-gcm@openssh.com,aes256-gcm@openssh.com'",
         "/models/My Model's $(id)/",
         "root@10.77.0.2:/models/My Model's $(id)/",
     )
