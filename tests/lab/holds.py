@@ -53,7 +53,7 @@ def held_facts(product: Product) -> Iterator[Hold]:
 
 @contextmanager
 def held_weights(product: Product) -> Iterator[Hold]:
-    """The next deploy hangs in `weights sync`: a file is to be sent, and the head does not begin."""
+    """The next deploy hangs in `weights sync`: a file is to be sent, and the head waits."""
     product.on("worker1", f"rm -f {product.document['model']['path']}/config.json")
     hold = Hold(product, "python3", ["head"], held="*weights_send*")
     try:

@@ -7,11 +7,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import yaml
 
-from blocks import Cluster, Node
+from blocks import Cluster
 from flows.runners import Result, Threads, call
 from tasks import remote
 from tasks.converge import Outcome, Run
@@ -117,6 +118,11 @@ def kill(node: str, program: str) -> None:
     on(node, f"pkill -KILL -f 'python3.* {program}$'")
 
 
+def is_quiet(node: str) -> bool:
+    """Whether no program of a transfer runs there."""
+    return not on(node, "pgrep -f 'python3.* weights_[a-z]*$' || true")
+
+
 def files(node: str) -> list[str]:
     return on(node, f"ls {PATH} 2>/dev/null || true").split()
 
@@ -132,7 +138,7 @@ def test_the_head_sends_once_to_any_number_of_workers(cluster: Cluster) -> None:
     assert len(digests) == 1
     assert statuses(sync(cluster)) == ["unchanged"] * 4
     for node in cluster.nodes:
-        assert on(node.name, "pgrep -f weights_ || true") == ""
+        assert is_quiet(node.name)
 
 
 def test_a_chain_with_a_dead_middle(cluster: Cluster) -> None:
@@ -198,7 +204,7 @@ def test_cancel_ends_it_on_all_nodes(cluster: Cluster) -> None:
         assert isinstance(result, Cancelled)
     remote.STOP.clear()
     for node in cluster.nodes:
-        poll(lambda name=node.name: not on(name, "pgrep -f weights_ || true"), 10)
+        poll(partial(is_quiet, node.name), 10)
         assert node.name == "head" or files(node.name) == []
 
 
@@ -206,8 +212,7 @@ def test_what_the_head_does_not_have_goes_when_asked(cluster: Cluster) -> None:
     assert statuses(sync(cluster)) == ["changed"] * 4
     on("worker1", f"cd {PATH}; mkdir sub outside; echo x | tee sub/old.bin old.safetensors")
     on("worker2", f"mkdir /models/other; echo x >/models/other/a; ln -s ../other {PATH}/link")
-    [one, *rest] = [result for _, result in sorted(sync(cluster).items())]
-    assert detail(one) == "only here: old.safetensors"
+    assert detail(sync(cluster)["worker1"]) == "only here: old.safetensors"
     weights = cluster.weights.model_copy(update={"remove_extra": True})
     results = sync(cluster.model_copy(update={"weights": weights}))
     assert detail(results["worker1"]) == "removed 2: old.safetensors, sub/old.bin"

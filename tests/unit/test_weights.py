@@ -220,8 +220,8 @@ def test_files_are_shared_out_by_size() -> None:
             "a.bin",
             CommandFailed,
             "spark2: the model's files did not arrive from spark1: a.bin arrives damaged, again "
-            "and again\nNothing of it was kept. Something between spark1 and spark2 changes bytes: a "
-            "cable, a network card, or memory. Run again: it goes on where it stopped.",
+            "and again\nNothing of it was kept. Something between spark1 and spark2 changes bytes: "
+            "a cable, a network card, or memory. Run again: it goes on where it stopped.",
             id="damaged on the wire",
         ),
         pytest.param(
