@@ -26,6 +26,7 @@ def send_by_rsync(
     cluster: Cluster, worker: Node, want: Manifest, what: Send, progress: Progress
 ) -> None:
     """Several at once; that one fails is a failure, once all have ended."""
+    _make_folder(cluster, worker)
     shares = shared_out(want, what.paths, cluster.weights.connections)
     done = [0] * len(shares)
 
@@ -54,6 +55,21 @@ def send_by_rsync(
             raise rsync_failed(cluster, worker, result)
     for node in (cluster.head, worker):
         release_page_cache(cluster, node)
+
+
+def _make_folder(cluster: Cluster, worker: Node) -> None:
+    path = cluster.model.path
+    made = connect(cluster, worker).run(("mkdir", "-p", "--", path), ok=(0, 1))
+    if made.code != 0:
+        why, remedy = "not allowed", ownership(worker, path)
+        if is_disk_full(made.stderr):
+            why, remedy = disk_full(worker, path)
+        raise CommandFailed(
+            f"cannot make {path}: {why}",
+            node=worker.name,
+            details=made.stderr.strip(),
+            remedy=remedy,
+        )
 
 
 def shared_out(want: Manifest, paths: Sequence[str], most: int) -> list[list[str]]:

@@ -11,7 +11,7 @@ from tasks.manifests import SHOWN, Manifest, Remove, Send, extra_weights, listed
 from tasks.programs import run_program
 from tasks.remote import connect
 from tasks.transfers import Progress, amount, log_progress, rate
-from tasks.weight_faults import disk_full, is_disk_full, ownership, source_changed
+from tasks.weight_faults import ownership, source_changed
 from tasks.weight_rsync import send_by_rsync
 from tasks.weight_streams import Arrived, state_file, transfer
 
@@ -118,7 +118,6 @@ class _Worker:
 
     def _send(self, what: Send) -> None:
         began = time.monotonic()
-        self._make_folder()
         with Progress(STEP, self.cluster, self.worker, what.size) as progress:
             if self.cluster.weights.transport == "rsync":
                 send_by_rsync(self.cluster, self.worker, self.want, what, progress)
@@ -132,20 +131,6 @@ class _Worker:
         names = listed(what.paths, 3)
         self.done.append(f"sent {len(what.paths)} of {what.of} files, {speed}: {names}")
         self.done += remarks(arrived)
-
-    def _make_folder(self) -> None:
-        path = self.cluster.model.path
-        made = connect(self.cluster, self.worker).run(("mkdir", "-p", "--", path), ok=(0, 1))
-        if made.code != 0:
-            why, remedy = "not allowed", ownership(self.worker, path)
-            if is_disk_full(made.stderr):
-                why, remedy = disk_full(self.worker, path)
-            raise CommandFailed(
-                f"cannot make {path}: {why}",
-                node=self.worker.name,
-                details=made.stderr.strip(),
-                remedy=remedy,
-            )
 
     def _refuse_changed_source(self) -> None:
         now = observe(self.cluster, self.cluster.head, self.run)
