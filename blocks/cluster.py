@@ -246,6 +246,14 @@ class Model(Spec):
     trust_remote_code: bool = False
 
 
+class Weights(Spec):
+    """How the model's files go from the head to the workers."""
+
+    transport: Literal["streams", "rsync"] = "streams"
+    connections: Number = Field(4, ge=1, le=16, description="Side by side, to each worker.")
+    remove_extra: bool = Field(False, description="Whether files the head lacks are removed.")
+
+
 class Serve(Spec):
     """The vLLM server on the head."""
 
@@ -289,6 +297,7 @@ class Cluster(Spec):
     workers: tuple[Worker, ...] = ()
     image: Image
     model: Model
+    weights: Weights = Weights()
     serve: Serve
     ray: Ray = Ray()
     proof: Proof = Proof()

@@ -28,12 +28,6 @@ from tasks.remote import connect
 from tasks.transfers import Progress
 
 PROGRAM = "image_stream"
-PARTS = (
-    "image_archive",
-    "image_store",
-    "stream_ends",
-    "stream_links",
-)  # Each before those that need it.
 CALL_SECONDS = 120.0  # So long a worker waits for the machine before it.
 
 Ended = Moved | SparkrailError
@@ -143,7 +137,6 @@ def _run(
     said = run_program(
         connect(cluster, node),
         PROGRAM,
-        parts=PARTS,
         orders=orders,
         timeout=deadline(size),
         on_progress=on_progress,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tasks.transfers import amount
 
@@ -22,8 +22,9 @@ class File(BaseModel, frozen=True):
     """A file of a model folder, links followed."""
 
     size: int
-    sha256: str
+    sha256: str  # Of a large file that over those of its pieces: see relayed/pieces.py.
     names: tuple[str, ...] = ()  # What a weights index promises.
+    mtime: int = Field(0, description="In nanoseconds; no part of what makes a file the same.")
 
 
 class Manifest(BaseModel, frozen=True):
@@ -56,12 +57,27 @@ class Send:
         return f"send {len(self.paths)} of {self.of} files, {amount(self.size)}: {names}"
 
 
+@dataclass(frozen=True)
+class Remove:
+    """Files that only the worker has, to be removed there because the spec says so."""
+
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"remove {len(self.paths)} files that only it has: {listed(self.paths, 3)}"
+
+
 def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
     """Why a model cannot be loaded from this folder; each names the file."""
     if manifest.folder:
         return [f"the folder {manifest.folder}"]
-    found = [f"{path} {why}" for path, why in sorted(manifest.faults.items())]
     files = manifest.files
+    faults = {
+        path: why
+        for path, why in sorted(manifest.faults.items())
+        if not (_is_hidden(path) and _weights_are_whole(manifest))
+    }
+    found = [f"{path} {why}" for path, why in faults.items()]
     if not any(name in files for name in CONFIGS):
         found.append("config.json is missing")
     if not any(path.endswith(WEIGHTS) for path in files):
@@ -75,15 +91,29 @@ def problems(manifest: Manifest, *, own_tokenizer: bool = True) -> list[str]:
     return found
 
 
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path
+
+
+def _weights_are_whole(manifest: Manifest) -> bool:
+    """By their own words: then what the hub's folder holds of a download is of no account."""
+    files = manifest.files
+    if INDEX in files:
+        return all(name in files for name in files[INDEX].names)
+    return "model.safetensors" in files
+
+
 def _is_tokenizer(path: str) -> bool:
     return path.startswith(TOKENIZERS) or path.endswith(VOCABULARIES)
 
 
-def plan(want: Manifest, have: Manifest) -> list[Send]:
-    """The files that are absent or differ, in one step; files only `have` holds are left alone."""
+def plan(want: Manifest, have: Manifest, *, removing: bool = False) -> list[Send | Remove]:
+    """The files that are absent or differ, in one step; those only `have` holds when removing."""
     paths = differing(want, have)
     size = sum(want.files[path].size for path in paths)
-    return [Send(paths, size, len(want.files))] if paths else []
+    steps: list[Send | Remove] = [Send(paths, size, len(want.files))] if paths else []
+    extra = tuple(sorted(have.files.keys() - want.files.keys())) if removing else ()
+    return [*steps, Remove(extra)] if extra else steps
 
 
 def differing(want: Manifest, have: Manifest) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The programs in `tasks/relayed/`, run on a node by its own python3; nothing is written there."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,47 @@ from tasks.errors import CommandFailed
 from tasks.remote import Remote
 
 FOLDER = Path(__file__).parent / "relayed"
-# What a program imports of ours goes with it, and what it is told must not show in `ps`.
-PACKAGE = "tasks.relayed"
-BUNDLE = """\
-import json, sys, types
-for name, text in json.loads({parts!r}).items():
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(text, name, "exec"), module.__dict__)
-sys.argv.append({orders!r})
-exec(compile({program!r}, {name!r}, "exec"))
+NEIGHBOUR = re.compile(r"^from tasks\.relayed\.(\w+) import", re.MULTILINE)
+# Makes the neighbours of a program known to it under their names here; then comes the program.
+WITH_NEIGHBOURS = """\
+import sys, types
+for name, text in {neighbours!r}.items():
+    module = sys.modules[f"tasks.relayed.{{name}}"] = types.ModuleType(f"tasks.relayed.{{name}}")
+    exec(compile(text, f"{{name}}.py", "exec", dont_inherit=True), module.__dict__)
+sys.argv += {orders!r}
+exec(compile({text!r}, {name!r}, "exec", dont_inherit=True))
 """
+
+
+def program(name: str, orders: Any = None) -> bytes:
+    """A program as one text, with the neighbours that it imports and its orders.
+
+    The orders are its last argument, as JSON; unlike the others they do not show in `ps`.
+    """
+    text = read(name)
+    neighbours: dict[str, str] = {}
+    _gather(text, neighbours)
+    if not neighbours and orders is None:
+        return text.encode()
+    return WITH_NEIGHBOURS.format(
+        neighbours=neighbours,
+        orders=[] if orders is None else [json.dumps(orders)],
+        text=text,
+        name=f"{name}.py",
+    ).encode()
+
+
+def _gather(text: str, found: dict[str, str]) -> None:
+    """What a text imports of its neighbours, and these in turn, in the order of their need."""
+    for name in NEIGHBOUR.findall(text):
+        if name not in found:
+            needed = read(name)
+            _gather(needed, found)
+            found[name] = needed
+
+
+def read(name: str) -> str:
+    return (FOLDER / f"{name}.py").read_text()
 
 
 def run_program(
@@ -28,18 +60,13 @@ def run_program(
     timeout: float,
     on_progress: Callable[[Any], None] | None = None,
     prefix: tuple[str, ...] = (),
-    parts: tuple[str, ...] = (),
     orders: Any = None,
 ) -> Any:
-    """What the program says in its last line of JSON; the lines before it tell its progress.
-
-    `orders` are its last argument, which nobody else on the node sees; `parts` the modules of
-    `relayed` that it imports.
-    """
+    """What the program says in its last line of JSON; the lines before it tell its progress."""
     result = remote.run(
         (*prefix, "python3", "-", name, *arguments),
         timeout=timeout,
-        stdin=program_text(name) if orders is None else bundle(name, parts, orders),
+        stdin=program(name, orders),
         on_output=_by_line(on_progress) if on_progress else None,
     )
     try:
@@ -50,21 +77,6 @@ def run_program(
             node=remote.node.name,
             details=(result.stderr or result.stdout)[-1000:],
         ) from error
-
-
-def program_text(name: str) -> bytes:
-    return (FOLDER / f"{name}.py").read_bytes()
-
-
-def bundle(name: str, parts: Sequence[str], orders: Any) -> bytes:
-    """One program of a program, its parts, and what it is told."""
-    texts = {f"{PACKAGE}.{part}": program_text(part).decode() for part in parts}
-    return BUNDLE.format(
-        parts=json.dumps(texts),
-        orders=json.dumps(orders),
-        program=program_text(name).decode(),
-        name=f"{name}.py",
-    ).encode()
 
 
 def _by_line(on_progress: Callable[[Any], None]) -> Callable[[str], None]:

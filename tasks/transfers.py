@@ -101,8 +101,17 @@ def rate(size: float, seconds: float) -> str:
     return f"{amount(size)} at {amount(size / max(seconds, 0.001))}/s"
 
 
-def log_progress(what: str, node: Node, done: int, of: int) -> None:
-    log.info("%s on %s: %s", what, node.name, share(done, of))
+def log_progress(what: str, node: Node, done: int, of: int, pace: str = "") -> None:
+    log.info("%s on %s: %s%s", what, node.name, share(done, of), pace)
+
+
+def pace(done: int, of: int, speed: float) -> str:
+    """How fast it goes, and how long it will still take."""
+    text = f" at {amount(speed)}/s"
+    if speed <= 0 or of <= done:
+        return text
+    left = (of - done) / speed
+    return f"{text}, {left / 60:.0f} min left" if left >= 100 else f"{text}, {left:.0f} s left"
 
 
 def share(done: int, of: int) -> str:
@@ -128,6 +137,7 @@ class Progress:
         self._clock = clock
         self._began = self._logged = self._shown = clock()
         self._done = self._seen = 0
+        self._pace = ""
 
     def __enter__(self) -> "Progress":
         return self
@@ -138,11 +148,12 @@ class Progress:
         now = self._clock()
         if now - self._shown >= SHOW_EVERY:
             speed = max(0, done - self._seen) / (now - self._shown)
-            self._show(f"{share(done, self._of)} at {amount(speed)}/s")
+            self._pace = pace(done, self._of, speed)
+            self._show(f"{share(done, self._of)}{self._pace}")
             self._shown, self._seen = now, done
         if now - self._logged >= LOG_EVERY:
             self._logged = now
-            log_progress(self._step, self._node, done, self._of)
+            log_progress(self._step, self._node, done, self._of, self._pace)
 
     def finished(self, size: int) -> None:
         """All has arrived."""

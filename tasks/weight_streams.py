@@ -1,96 +1,201 @@
-"""The model's files on their way: rsync on the head to a worker, and what its exit codes mean."""
+"""The model's files by streams over the fabric: the head serves, workers serve those behind them.
 
-import shlex
+A transfer is shared by the steps of all workers that are under way at the same time: the first of
+them starts the program on the head, the last one to end hangs up on all. A worker asks those that
+joined before it, the latest first, and the head last; whoever dies is left out by those behind it.
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
 
 from blocks import Cluster, Node
 from tasks.errors import CommandFailed, NodeUnreachable, SparkrailError
-from tasks.manifests import SHOWN
-from tasks.remote import Result
-from tasks.transfers import SSH_FAILED, SSH_SAID, ssh_command, ssh_failed, target
+from tasks.manifests import Manifest, Send
+from tasks.page_caches import release_page_cache
+from tasks.remote import connect
+from tasks.talks import Talk
+from tasks.transfers import Progress
+from tasks.weight_faults import disk_full, ownership, source_changed
 
-CANNOT_WRITE, BROKEN, TIMED_OUT, NOT_FOUND = 11, 12, 30, 127
-
-
-def rsync_command(cluster: Cluster, worker: Node) -> tuple[str, ...]:
-    """Run on the head; its standard input names the files, each ended by a zero byte."""
-    path = cluster.model.path.rstrip("/")
-    return (
-        "rsync",
-        "--copy-links",
-        "--times",
-        # They are known to differ by content, whatever their size and time say.
-        "--ignore-times",
-        "--files-from=-",
-        "--from0",
-        # An interrupted file goes on where it stopped, and never stands under its final name.
-        "--partial-dir=.rsync-part",
-        "--timeout=60",
-        "--info=progress2",
-        "--protect-args",
-        f"--rsh={shlex.join(ssh_command(worker))}",
-        f"{path}/",
-        f"{target(worker)}:{path}/",
-    )
+START = 60.0
+SILENCE = 30.0  # The program tells its progress each second.
+SLOWEST = 5_000_000  # Bytes a second; a link that is slower than this is broken.
 
 
-def rsync_failed(cluster: Cluster, worker: Node, result: Result) -> SparkrailError:
-    """What an exit code of rsync means, and what to do about it."""
-    said, code = result.stderr.strip(), result.code
-    # rsync may see the end of the stream before the end of its ssh: then it is 12.
-    if code == SSH_FAILED or (code == BROKEN and SSH_SAID.search(said)):
-        return ssh_failed(cluster, worker, said)
+class Arrived(BaseModel, frozen=True):
+    """How it went, in the words of the program on the worker."""
+
+    bytes: int
+    fetched: int
+    damaged: int = 0  # Pieces that had to be fetched again.
+    without: tuple[str, ...] = ()  # Whom it asked in vain, and why.
+
+
+class Transfer:
+    """One model on its way to any number of workers."""
+
+    def __init__(self, cluster: Cluster, want: Manifest) -> None:
+        self.users = 0
+        self._cluster = cluster
+        self._want = want
+        self._paths = sorted(want.files)
+        self._token = secrets.token_hex(32)
+        self._joining = threading.Lock()
+        self._talks: dict[str, Talk] = {}
+        self._sources: dict[str, tuple[str, str, int]] = {}
+
+    def fetch(self, worker: Node, what: Send, progress: Progress) -> Arrived:
+        """Have a worker fetch what it lacks; it goes on serving until the transfer is over."""
+        deadline = time.monotonic() + 900 + what.size / SLOWEST
+        talk = self._join(worker, what)
+        try:
+            while "done" not in (said := _heard(talk, self._cluster, worker)):
+                if "progress" in said:
+                    progress.told(said["progress"]["bytes"])
+                if time.monotonic() > deadline:
+                    raise NodeUnreachable(
+                        f"the model's files did not arrive in {900 + what.size / SLOWEST:.0f} s",
+                        node=worker.name,
+                        remedy="Is the link this slow? Run again: it goes on where it stopped.",
+                    )
+        except BaseException:
+            self._leave(worker)
+            raise
+        return Arrived.model_validate(said["done"])
+
+    def close(self) -> list[Node]:
+        """Hang up on all; tells on which nodes it was still under way."""
+        here = [node for node in self._cluster.nodes if node.name in self._talks]
+        for talk in self._talks.values():
+            talk.close()
+        return here
+
+    def _join(self, worker: Node, what: Send) -> Talk:
+        # One after the other: each is told who listens before it.
+        with self._joining:
+            head = self._cluster.head
+            if head.name not in self._talks or self._talks[head.name].over:
+                self._start(head, "weights_send", {"paths": self._paths})
+            self._leave(worker)  # Its own earlier attempt.
+            alive = [name for name in self._talks if not self._talks[name].over]
+            behind = [name for name in reversed(alive) if name != head.name]
+            files = [{"path": path, **self._want.files[path].model_dump()} for path in self._paths]
+            return self._start(
+                worker,
+                "weights_receive",
+                {
+                    "files": files,
+                    "lacking": [self._paths.index(path) for path in what.paths],
+                    "sources": [self._sources[name] for name in [*behind, head.name]],
+                    "connections": self._cluster.weights.connections,
+                },
+            )
+
+    def _start(self, node: Node, name: str, more: dict[str, Any]) -> Talk:
+        document = {
+            "address": node.fabric_address,
+            "token": self._token,
+            "folder": self._cluster.model.path,
+            "state": state_file(self._cluster),
+            **more,
+        }
+        talk = Talk(connect(self._cluster, node), name, document)
+        try:
+            port = _heard(talk, self._cluster, node, START)["listening"]
+        except BaseException:
+            talk.close()
+            raise
+        self._talks[node.name] = talk
+        self._sources[node.name] = (node.name, node.fabric_address, port)
+        return talk
+
+    def _leave(self, node: Node) -> None:
+        talk = self._talks.pop(node.name, None)
+        if talk is not None:
+            talk.close()
+
+
+_transfers: dict[tuple[str, str], Transfer] = {}
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def transfer(cluster: Cluster, want: Manifest) -> Iterator[Transfer]:
+    """The transfer of this model that is under way, or a new one; the last to leave ends it."""
+    key = (cluster.name, want.digest)
+    with _guard:
+        found = _transfers.setdefault(key, Transfer(cluster, want))
+        found.users += 1
+    try:
+        yield found
+    finally:
+        with _guard:
+            found.users -= 1
+            over = not found.users
+            if over:
+                del _transfers[key]
+        if over:
+            # Not before: what is in a node's memory is sent on from there.
+            for node in found.close():
+                with contextlib.suppress(SparkrailError):
+                    release_page_cache(cluster, node)
+
+
+def state_file(cluster: Cluster) -> str:
+    """Where a node remembers what it has read of the model."""
+    return f"~/.sparkrail/{cluster.name}/weights.json"
+
+
+def _heard(talk: Talk, cluster: Cluster, node: Node, silence: float = SILENCE) -> dict[str, Any]:
+    said = talk.hear(silence)
+    if "failed" in said:
+        raise failed(cluster, node, **said["failed"])
+    return said
+
+
+def failed(cluster: Cluster, node: Node, kind: str, text: str) -> SparkrailError:
+    """What a program could not do, and what to do about it."""
     head, path = cluster.head.name, cluster.model.path
-    details = "\n".join([line for line in said.splitlines() if line.strip()][-SHOWN:])
-    if code == NOT_FOUND and "rsync error" not in said:
+    brief = f"the model's files did not arrive from {head}: "
+    again = "Run again: it goes on where it stopped."
+    if kind == "changed":
+        return source_changed(cluster, node, text)
+    if kind == "disk":
+        why, remedy = disk_full(node, path)
+        return CommandFailed(brief + why, node=node.name, details=text, remedy=remedy)
+    if kind == "write":
         return CommandFailed(
-            f"rsync is missing, the model's files cannot be sent to {worker.name}",
-            node=head,
-            details=details,
-            remedy="Install it: apt-get install rsync",
+            brief + "cannot be written",
+            node=node.name,
+            details=text,
+            remedy=ownership(node, path),
         )
-    why, remedy = _reason(code, said, head, worker, path)
-    # The transport was lost: worth another try, which goes on where this one stopped.
-    kind = NodeUnreachable if code == TIMED_OUT else CommandFailed
-    return kind(
-        f"the model's files did not arrive from {head}: {why} (rsync exit code {code})",
-        node=worker.name,
-        details=details,
-        remedy=remedy,
-    )
-
-
-def _reason(code: int, said: str, head: str, worker: Node, path: str) -> tuple[str, str]:
-    name = worker.name
-    if full := disk_full(said, worker, path):
-        return full
-    if "Permission denied" in said or "Operation not permitted" in said:
-        return "may not read or write", ownership(worker, path)
-    if code == NOT_FOUND or "command not found" in said or "rsync: not found" in said:
-        return "rsync is missing", f"Install it on {name}: apt-get install rsync"
-    if code == 2 or "is your shell clean" in said:
-        return (
-            "its login prints text",
-            f"Silence what {worker.user}'s shell prints at login on {name}.",
+    if kind == "damaged":
+        return CommandFailed(
+            f"{brief}{text} arrives damaged, again and again",
+            node=node.name,
+            remedy=f"Nothing of it was kept. Something between {head} and {node.name} changes "
+            "bytes: a cable, a network card, or memory. " + again,
         )
-    if code == CANNOT_WRITE:
-        # The receiver's own words do not always arrive.
-        return "cannot be written", f"Is its disk full? On {name}: df -h {shlex.quote(path)}"
-    if code in (23, 24):
-        return "files changed on the way", f"Does something write to {path} on {head}? Run again."
-    if code == TIMED_OUT:
-        return "nothing moved for 60 s", f"Is the link between {head} and {name} up? Run again."
-    return "the transfer broke", "Run again: it goes on where it stopped."
-
-
-def disk_full(said: str, worker: Node, path: str) -> tuple[str, str] | None:
-    if "No space left" in said or "Disk quota exceeded" in said:
-        return "the disk is full", f"Make room on {worker.name}: df -h {shlex.quote(path)}"
-    return None
-
-
-def ownership(worker: Node, path: str) -> str:
-    quoted = shlex.quote(path)
-    return (
-        f"On {worker.name}: sudo mkdir -p {quoted} && sudo chown -R {worker.user} {quoted}\n"
-        f"(files that {worker.user} cannot read on the head are the other possible cause)"
-    )
+    if kind == "listen":
+        return CommandFailed(
+            f"cannot listen on its fabric address {node.fabric_address}: {text}",
+            node=node.name,
+            remedy=f"Is the address up? On {node.name}: ip address",
+        )
+    if kind in ("sources", "stalled", "refused"):
+        return NodeUnreachable(
+            brief + ("nobody serves them" if kind != "stalled" else text),
+            node=node.name,
+            details=text,
+            remedy=f"Is the link between {head} and {node.name} up, and does no firewall keep "
+            f"their TCP ports from each other? {again}\n"
+            "Where only SSH may pass: weights.transport: rsync",
+        )
+    return CommandFailed(brief + text, node=node.name, remedy=again)

@@ -1,25 +1,25 @@
 """The model's files: whole on the head, and the same on every worker, sent over the fabric."""
 
-import re
+import json
 import time
 from functools import partial
 
 from blocks import Cluster, Node
 from tasks.converge import Outcome, Run, converge, step
 from tasks.errors import CommandFailed, SparkrailError
-from tasks.manifests import SHOWN, Manifest, Send, extra_weights, listed, plan, problems
-from tasks.page_caches import release_page_cache
+from tasks.manifests import SHOWN, Manifest, Remove, Send, extra_weights, listed, plan, problems
 from tasks.programs import run_program
 from tasks.remote import connect
-from tasks.transfers import Progress, log_progress, rate
-from tasks.weight_streams import disk_full, ownership, rsync_command, rsync_failed
+from tasks.transfers import Progress, amount, log_progress, rate
+from tasks.weight_faults import ownership, source_changed
+from tasks.weight_rsync import send_by_rsync
+from tasks.weight_streams import Arrived, state_file, transfer
 
 STEP = "weights sync"
 READ_TIMEOUT = 4 * 3600.0
 GLANCE_TIMEOUT = 30.0
-SLOWEST = 5_000_000  # Bytes a second; a link that is slower than this is broken.
-PROGRESS = re.compile(r"([\d,]+) +\d+% ")
-ANY_EXIT = range(256)
+REMOVE_TIMEOUT = 120.0
+AT_ONCE = 500  # Paths of files that are removed by one command.
 
 
 def observe(cluster: Cluster, node: Node, run: Run) -> Manifest:
@@ -45,7 +45,7 @@ def glance(cluster: Cluster, node: Node) -> Manifest:
 
 
 def _folder_and_state(cluster: Cluster) -> tuple[str, str]:
-    return cluster.model.path, f"~/.sparkrail/{cluster.name}/weights.json"
+    return cluster.model.path, state_file(cluster)
 
 
 def complete(cluster: Cluster, manifest: Manifest) -> Manifest:
@@ -75,30 +75,30 @@ def ensure_weights(cluster: Cluster, node: Node, run: Run) -> Outcome:
     facts = {"digest": want.digest, "bytes": want.size, "files": len(want.files)}
     if node.name == cluster.head.name:
         return Outcome(step=STEP, node=node.name, status="unchanged", data=facts)
-    sender = _Sender(cluster, node, run, want)
+    worker = _Worker(cluster, node, run, want)
     outcome = converge(
         STEP,
         node.name,
-        sender.observe,
-        partial(plan, want),
-        sender.send,
+        worker.observe,
+        partial(plan, want, removing=cluster.weights.remove_extra),
+        worker.bring,
         dry_run=run.dry_run,
         data=lambda have: extra_weights(want, have),
     )
     extra = [f"only here: {listed(outcome.data)}"] if outcome.data else []
-    detail = "; ".join([sender.sent or outcome.detail, *extra]).removeprefix("; ")
-    return outcome.model_copy(update={"detail": detail, "data": facts})
+    done = worker.done or ([outcome.detail] if outcome.detail else [])
+    return outcome.model_copy(update={"detail": "; ".join([*done, *extra]), "data": facts})
 
 
-class _Sender:
-    """Brings one worker what it lacks."""
+class _Worker:
+    """Brings one worker what it lacks, and takes what it should not have."""
 
     def __init__(self, cluster: Cluster, worker: Node, run: Run, want: Manifest) -> None:
         self.cluster = cluster
         self.worker = worker
         self.run = run
         self.want = want
-        self.sent = ""
+        self.done: list[str] = []
 
     def observe(self) -> Manifest:
         have = observe(self.cluster, self.worker, self.run)
@@ -110,54 +110,58 @@ class _Sender:
             )
         return have
 
-    def send(self, what: Send) -> None:
+    def bring(self, what: Send | Remove) -> None:
+        if isinstance(what, Remove):
+            self._remove(what)
+        else:
+            self._send(what)
+
+    def _send(self, what: Send) -> None:
         began = time.monotonic()
-        self._make_folder()
         with Progress(STEP, self.cluster, self.worker, what.size) as progress:
-            result = connect(self.cluster, self.cluster.head).run(
-                rsync_command(self.cluster, self.worker),
-                stdin="".join(f"{path}\0" for path in what.paths).encode(),
-                timeout=900 + what.size / SLOWEST,
-                ok=ANY_EXIT,
-                on_output=partial(_tell, progress),
-            )
-            if result.code != 0:
-                raise rsync_failed(self.cluster, self.worker, result)
+            if self.cluster.weights.transport == "rsync":
+                send_by_rsync(self.cluster, self.worker, self.want, what, progress)
+                arrived = Arrived(bytes=what.size, fetched=what.size)
+            else:
+                with transfer(self.cluster, self.want) as moving:
+                    arrived = moving.fetch(self.worker, what, progress)
             progress.finished(what.size)
         self._refuse_changed_source()
-        for node in (self.cluster.head, self.worker):
-            release_page_cache(self.cluster, node)
-        self.sent = (
-            f"sent {len(what.paths)} of {what.of} files, "
-            f"{rate(what.size, time.monotonic() - began)}: {listed(what.paths, 3)}"
-        )
-
-    def _make_folder(self) -> None:
-        path = self.cluster.model.path
-        made = connect(self.cluster, self.worker).run(("mkdir", "-p", "--", path), ok=(0, 1))
-        if made.code != 0:
-            full = disk_full(made.stderr, self.worker, path)
-            why, remedy = full or ("not allowed", ownership(self.worker, path))
-            raise CommandFailed(
-                f"cannot make {path}: {why}",
-                node=self.worker.name,
-                details=made.stderr.strip(),
-                remedy=remedy,
-            )
+        speed = rate(arrived.fetched, time.monotonic() - began)
+        names = listed(what.paths, 3)
+        self.done.append(f"sent {len(what.paths)} of {what.of} files, {speed}: {names}")
+        self.done += remarks(arrived)
 
     def _refuse_changed_source(self) -> None:
         now = observe(self.cluster, self.cluster.head, self.run)
-        changed = sorted({path for step in plan(self.want, now) for path in step.paths})
-        if changed:
-            raise SparkrailError(
-                f"the model changed while it was sent to {self.worker.name}: {listed(changed)}",
-                node=self.cluster.head.name,
-                remedy="Wait until nothing writes there any more, then run again.",
+        steps = plan(self.want, now)
+        if steps:
+            raise source_changed(self.cluster, self.worker, listed(steps[0].paths))
+
+    def _remove(self, what: Remove) -> None:
+        remote = connect(self.cluster, self.worker)
+        stay: dict[str, str] = {}
+        for at in range(0, len(what.paths), AT_ONCE):
+            paths = json.dumps(what.paths[at : at + AT_ONCE])
+            said = run_program(
+                remote, "remove_files", self.cluster.model.path, paths, timeout=REMOVE_TIMEOUT
             )
+            stay |= said["stay"]
+        if stay:
+            raise CommandFailed(
+                "files that the head does not have cannot be removed",
+                node=self.worker.name,
+                details="\n".join(f"{path}: {why}" for path, why in list(stay.items())[:SHOWN]),
+                remedy="Remove them yourself, or set weights.remove_extra: false",
+            )
+        self.done.append(f"removed {len(what.paths)}: {listed(what.paths, 3)}")
 
 
-def _tell(progress: Progress, said: str) -> None:
-    """What rsync says of its progress."""
-    found = PROGRESS.findall(said)
-    if found:
-        progress.told(int(found[-1].replace(",", "")))
+def remarks(arrived: Arrived) -> list[str]:
+    """What was not as it should be on the way."""
+    earlier = arrived.bytes - arrived.fetched
+    return [
+        *([f"{amount(earlier)} were there from an interrupted transfer"] if earlier else []),
+        *([f"{arrived.damaged} pieces arrived damaged, fetched again"] if arrived.damaged else []),
+        *(f"went on without {why}" for why in arrived.without),
+    ]

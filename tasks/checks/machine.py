@@ -19,9 +19,10 @@ def programs(site: Site) -> Finding | None:
     """What copying to the workers needs, on both ends."""
     if not site.cluster.workers:
         return None
-    missing = [name for name in ("rsync", "ssh") if not site.here.programs.get(name)]
+    needed = ["rsync", "ssh"] if site.cluster.weights.transport == "rsync" else ["ssh"]
+    missing = [name for name in needed if not site.here.programs.get(name)]
     if not missing:
-        return ready("rsync, ssh")
+        return ready(", ".join(needed))
     packages = " ".join({"ssh": "openssh-client"}.get(name, name) for name in missing)
     return blocked(
         f"not on the PATH of {site.here.user}: {', '.join(missing)}",

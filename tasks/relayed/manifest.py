@@ -1,14 +1,14 @@
-"""Tells what a model folder holds, links followed: each file's size, sha256 and visible faults.
+"""Tells what a model folder holds, links followed: each file's size, digest and visible faults.
 
 Relayed to the node; standard library only. Arguments: the folder, the state file, and a mode:
-"keep", "look" (write nothing) or "glance" (nor read whole files: no sha256 of what is not known).
+"keep", "look" (write nothing) or "glance" (nor read whole files: no digest of what is not known).
 Tells its progress every ten seconds, and last the manifest, each in a line of JSON. A file is read
-again only when its identity is not the one in the state file: any write changes its ctime, which no
-program can set back.
+again only when its identity is not the one in the state file.
 """
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
 import hashlib
@@ -21,17 +21,28 @@ import threading
 import time
 from typing import Any
 
-BLOCK = 4 << 20
+from tasks.relayed.pieces import (
+    PIECE,
+    Record,
+    count,
+    file_digest,
+    identity,
+    length,
+    packed,
+    read_state,
+    settle,
+    write_state,
+)
+
+STRETCH = 16  # Pieces that one thread reads in a row.
 EVERY = 10.0
-VERSION = 1
-# A write within a tick of the kernel's clock leaves the ctime as it was.
-TICK = 100_000_000
 LARGEST_HEADER = 100_000_000
-UNFINISHED = (".incomplete", ".lock", ".part", ".aria2")
+INCOMPLETE = ".incomplete"
+UNFINISHED = (".lock", ".part", ".aria2")
 # Where huggingface_hub keeps what it is still loading; finished ones leave their .lock there.
 HUB_FOLDERS = (".cache", ".huggingface")
+HUB_DOWNLOADS = (".cache/huggingface/download/", ".huggingface/download/")
 
-Record = dict[str, Any]
 Place = tuple[int, int]
 
 
@@ -41,8 +52,14 @@ class Walk:
     def __init__(self, folder: str) -> None:
         self.files: dict[str, os.stat_result] = {}
         self.faults: dict[str, str] = {}
+        self.unfinished: list[str] = []
         top = os.stat(folder)
         self.down(folder, "", ((top.st_dev, top.st_ino),))
+        whole = {name for path in self.files for name in names_while_loading(path)}
+        for path in self.unfinished:
+            # One that was interrupted and done again leaves its remains beside the whole file.
+            if loading_name(path) not in whole:
+                self.faults[shown(path)] = "is left by a download that has not finished"
 
     def down(self, path: str, prefix: str, chain: tuple[Place, ...]) -> None:
         for name in sorted(os.listdir(path)):
@@ -71,14 +88,32 @@ class Walk:
 
     def file(self, relative: str, found: os.stat_result, hidden: bool) -> None:
         # Hidden files are never loaded, but a download in progress shows there.
-        if relative.endswith(UNFINISHED[:1] if hidden else UNFINISHED):
-            self.faults[shown(relative)] = "is left by a download that has not finished"
+        if relative.endswith(INCOMPLETE):
+            self.unfinished.append(relative)
         elif hidden:
             return
+        elif relative.endswith(UNFINISHED):
+            self.faults[shown(relative)] = "is left by a download that has not finished"
         elif shown(relative) != relative:
             self.faults[shown(relative)] = "has a name that is not UTF-8"
         else:
             self.files[relative] = found
+
+
+def names_while_loading(path: str) -> tuple[str, str]:
+    """What huggingface_hub calls a file while it loads it: older versions, and newer ones."""
+    folder, _, name = path.rpartition("/")
+    hashed = base64.urlsafe_b64encode(hashlib.sha1(f"{name}.metadata".encode()).digest())
+    return path, f"{folder}/{hashed.decode()}".lstrip("/")
+
+
+def loading_name(path: str) -> str:
+    """The same of what it has left: FOLDER/download/NAME.ETAG.incomplete, or NAME.incomplete."""
+    name = path[: -len(INCOMPLETE)]
+    for folder in HUB_DOWNLOADS:
+        if name.startswith(folder):
+            return name[len(folder) :].rpartition(".")[0]
+    return name
 
 
 def shown(name: str) -> str:
@@ -89,59 +124,66 @@ def reason(error: OSError) -> str:
     return f"cannot be read: {error.strerror or error}"
 
 
-def identity(found: os.stat_result) -> list[int]:
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
-
-
 class Reader:
-    """Reads files that are new or changed, in several threads."""
+    """Reads files that are new or changed, in several threads, also one large file."""
 
     def __init__(self, total: int, *, whole: bool) -> None:
+        threads = min(8, os.cpu_count() or 1)
         self.total = total
         self.whole = whole
         self.done = 0
         self.told = time.monotonic()
         self.lock = threading.Lock()
+        self.files = concurrent.futures.ThreadPoolExecutor(threads)
+        self.stretches = concurrent.futures.ThreadPoolExecutor(threads)
 
     def record(self, path: str) -> Record:
         """What stays true of a file as long as its identity does."""
         try:
             with open(path, "rb", buffering=0) as file:
-                began = time.time_ns()
                 before = os.fstat(file.fileno())
-                digest = self.digest(file) if self.whole else ""
+                settle(before)
+                pieces = self.pieces(file.fileno(), before.st_size) if self.whole else b""
                 fault, names = inspect(path, file.fileno(), before.st_size)
                 after = os.fstat(file.fileno())
         except OSError as error:
             return {"fault": reason(error)}
         if identity(before) != identity(after):
             return {"fault": "is being written"}
-        settled = abs(began - before.st_ctime_ns) > TICK
         return {
-            "identity": identity(before) if settled else None,
+            "identity": identity(before),
             "size": before.st_size,
-            "sha256": digest,
+            "sha256": file_digest(pieces) if self.whole else "",
+            "pieces": packed(pieces),
             "fault": fault,
             "names": names,
         }
 
-    def digest(self, file: Any) -> str:
-        sha, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
-        while True:
-            count = file.readinto(block)
-            if not count:
-                break
-            sha.update(block[:count])
-            self.tell(count)
+    def pieces(self, handle: int, size: int) -> bytes:
+        """The digests of a file's pieces, one after the other."""
+        starts = range(0, count(size), STRETCH)
+        said = b"".join(self.stretches.map(lambda at: self.stretch(handle, size, at), starts))
         # On unified memory the page cache takes what the GPU needs. Only clean pages are given up.
         with contextlib.suppress(OSError):
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return sha.hexdigest()
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        return said
 
-    def tell(self, count: int) -> None:
+    def stretch(self, handle: int, size: int, first: int) -> bytes:
+        said, block = b"", memoryview(bytearray(PIECE))
+        for piece in range(first, min(first + STRETCH, count(size))):
+            wanted = length(size, piece)
+            got = os.preadv(handle, [block[:wanted]], piece * PIECE)
+            while 0 < got < wanted:
+                more = os.preadv(handle, [block[got:wanted]], piece * PIECE + got)
+                got = got + more if more else wanted  # Cut off meanwhile: its identity tells.
+            said += hashlib.sha256(block[:wanted]).digest()
+            self.tell(wanted)
+        return said
+
+    def tell(self, read: int) -> None:
         with self.lock:
-            self.done += count
+            self.done += read
             if time.monotonic() - self.told >= EVERY:
                 self.told = time.monotonic()
                 say({"progress": {"bytes": self.done, "of": self.total}})
@@ -185,28 +227,6 @@ def index(content: bytes) -> tuple[str, list[str]]:
         return "has no readable weight_map", []
 
 
-def read_state(path: str) -> dict[str, dict[str, Record]]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            state = json.load(file)
-        return dict(state["folders"]) if state["version"] == VERSION else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def write_state(path: str, folders: dict[str, dict[str, Record]]) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    aside = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump({"version": VERSION, "folders": folders}, file)
-        os.replace(aside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
-        raise
-
-
 def records(
     folder: str, files: dict[str, os.stat_result], known: dict[str, Record], *, whole: bool
 ) -> dict[str, Record]:
@@ -218,8 +238,7 @@ def records(
     }
     unknown = sorted(files.keys() - current.keys(), key=lambda path: -files[path].st_size)
     reader = Reader(sum(files[path].st_size for path in unknown), whole=whole)
-    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        made = {path: pool.submit(reader.record, os.path.join(folder, path)) for path in unknown}
+    made = {p: reader.files.submit(reader.record, os.path.join(folder, p)) for p in unknown}
     return {**current, **{path: future.result() for path, future in made.items()}}
 
 
@@ -238,11 +257,11 @@ def manifest(folder: str, state_file: str, mode: str) -> dict[str, Any]:
         if record["fault"]:
             answer["faults"][path] = record["fault"]
         if "sha256" in record:
-            answer["files"][path] = {key: record[key] for key in ("size", "sha256", "names")}
-    kept = {path: record for path, record in current.items() if record.get("identity")}
+            told = {key: record[key] for key in ("size", "sha256", "names")}
+            answer["files"][path] = {**told, "mtime": record["identity"][1]}
+    kept = {path: record for path, record in current.items() if record.get("sha256")}
     if mode == "keep" and kept != state.get(folder):
-        others = {name: files for name, files in state.items() if os.path.isdir(name)}
-        write_state(state_file, {**others, folder: kept})
+        write_state(state_file, folder, kept)
     return answer
 
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 from tests.lab.product import Product, poll
 
-# Before /usr/bin on the PATH. `passed` are calls that must not wait.
+# Before /usr/bin on the PATH. Of its calls only those wait that are like `held` and not `passed`.
 PROGRAM = """\
 #!/bin/sh
-case "$*" in {passed}) exec /usr/bin/{name} "$@";; esac
+case "$*" in {passed}) exec /usr/bin/{name} "$@";; {held}) ;; *) exec /usr/bin/{name} "$@";; esac
 while [ -e /run/held ]; do sleep 0.1; done
 exec /usr/bin/{name} "$@"
 """
@@ -17,10 +17,12 @@ exec /usr/bin/{name} "$@"
 class Hold:
     """A program that waits on some nodes until it is let go."""
 
-    def __init__(self, product: Product, name: str, nodes: list[str], passed: str) -> None:
+    def __init__(
+        self, product: Product, name: str, nodes: list[str], *, passed: str = "''", held: str = "*"
+    ) -> None:
         self._product, self._nodes = product, nodes
         self._place = f"/usr/local/bin/{name}"
-        program = PROGRAM.format(name=name, passed=passed)
+        program = PROGRAM.format(name=name, passed=passed, held=held)
         for node in nodes:
             product.on(node, f"touch /run/held; cat > {self._place}", program.encode())
             product.on(node, f"chmod 755 {self._place}")
@@ -42,7 +44,7 @@ class Hold:
 def held_facts(product: Product) -> Iterator[Hold]:
     """The next deploy hangs in `facts` on every node for half a minute, as with a bad disk."""
     # The lock is held by a program of python3 too.
-    hold = Hold(product, "python3", product.nodes, "*answer_beats*")
+    hold = Hold(product, "python3", product.nodes, passed="*answer_beats*")
     try:
         yield hold
     finally:
@@ -51,9 +53,9 @@ def held_facts(product: Product) -> Iterator[Hold]:
 
 @contextmanager
 def held_weights(product: Product) -> Iterator[Hold]:
-    """The next deploy hangs in `weights sync`: a file is to be sent, and the head's rsync waits."""
+    """The next deploy hangs in `weights sync`: a file is to be sent, and the head waits."""
     product.on("worker1", f"rm -f {product.document['model']['path']}/config.json")
-    hold = Hold(product, "rsync", ["head"], "--version")
+    hold = Hold(product, "python3", ["head"], held="*weights_send*")
     try:
         yield hold
     finally:

@@ -58,6 +58,10 @@ def has(where: str, command: str) -> Callable[[Product], Any]:
     return lambda cluster: cluster.named(where, command)
 
 
+def is_receiving(cluster: Product) -> bool:
+    return cluster.runs("worker1", "weights_receive")
+
+
 def is_loading(cluster: Product) -> bool:
     return cluster.runs("worker1", "docker load")
 
@@ -73,7 +77,7 @@ BEFORE_STOP: dict[str, Begun] = {
     "facts": (["lock on head"], Product.of_runs),
     "preflight": (on_all("facts"), None),
     "image transfer": (["preflight on head"], is_loading),
-    "weights sync": (["weights sync on head"], has("worker1", "rsync")),
+    "weights sync": (["weights sync on head"], is_receiving),
     "script relay": (["image transfer on worker1", "weights sync on worker1"], None),
     "decide": (on_all("script relay"), None),
 }

@@ -95,7 +95,14 @@ def inside(cluster: Cluster, node: str, script: str) -> str:
     return on(node, f"cd {shlex.quote(cluster.model.path)}; {script}")
 
 
-def test_weights_converge(model: Cluster, worker: Node) -> None:
+def by(cluster: Cluster, transport: str) -> Cluster:
+    weights = cluster.weights.model_copy(update={"transport": transport})
+    return cluster.model_copy(update={"weights": weights})
+
+
+@pytest.mark.parametrize("transport", ["streams", "rsync"])
+def test_weights_converge(model: Cluster, worker: Node, transport: str) -> None:
+    model = by(model, transport)
     assert ensure_weights_on(model, model.head).status == "unchanged"
     assert ensure_weights_on(model, worker, DRY).status == "planned"
     assert on(worker.name, "ls /models").split() == ["lost+found"]
@@ -150,12 +157,22 @@ def test_an_incomplete_model_is_not_sent(model: Cluster, worker: Node) -> None:
     assert on(worker.name, "ls /models").split() == ["lost+found"]
 
 
-def test_a_full_disk_is_named(model: Cluster, worker: Node) -> None:
+@pytest.mark.parametrize(
+    ("transport", "said"),
+    [
+        pytest.param(
+            "streams", r"(?s)the disk is full\n.* bytes are needed, .*df -h", id="streams"
+        ),
+        pytest.param("rsync", r"(?s)\(rsync exit code 11\)\n.*df -h", id="rsync"),
+    ],
+)
+def test_a_full_disk_is_named(model: Cluster, worker: Node, transport: str, said: str) -> None:
+    model = by(model, transport)
     ensure_weights_on(model, worker)
     inside(model, worker.name, f"rm {SHARDS[0]}")
     lab_command("break", worker.name, "fill-disk")
     try:
-        with pytest.raises(CommandFailed, match=r"(?s)\(rsync exit code 11\)\n.*df -h"):
+        with pytest.raises(CommandFailed, match=said):
             ensure_weights_on(model, worker)
     finally:
         lab_command("break", worker.name, "free-disk")
@@ -172,6 +189,7 @@ def test_a_full_disk_is_named(model: Cluster, worker: Node) -> None:
 def test_the_heads_own_ssh(
     model: Cluster, worker: Node, spoil: str, kind: type[SparkrailError]
 ) -> None:
+    model = by(model, "rsync")
     on("head", f"cd ~/.ssh; {spoil}")
     try:
         with pytest.raises(kind, match=r"^worker1: head -> root@10\.77\.0\.2:22: "):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tasks.image_chains import PARTS, PROGRAM
+from tasks.image_chains import PROGRAM
 from tasks.image_streams import Moved
-from tasks.programs import bundle
+from tasks.programs import program
 
 NO_ARCHIVE = 3_000_001  # So many zeros: the end of an archive, passed on like any other byte.
 
@@ -36,7 +36,7 @@ class Machine:
             [sys.executable, "-", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdin
-        self.process.stdin.write(bundle(PROGRAM, PARTS, orders))
+        self.process.stdin.write(program(PROGRAM, orders))
         self.process.stdin.close()
 
     def says(self) -> Any:

@@ -271,8 +271,8 @@ MACHINE = [
         "programs",
         having(programs={"rsync": ""}),
         "blocked",
-        "not on the PATH of root: rsync, ssh",
-        id="rsync and ssh missing",
+        "not on the PATH of root: ssh",
+        id="ssh missing",
     ),
     pytest.param(
         "weights",

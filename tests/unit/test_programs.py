@@ -7,23 +7,23 @@ import sys
 
 import pytest
 
-from tasks.programs import bundle, program_text
+from tasks.programs import program
 
 
 @pytest.mark.parametrize("told", ["a 'quoted' \"text\"\n{x}", {"token": "secret", "number": 1}])
-def test_a_bundle_runs_with_its_parts_and_orders(
+def test_a_program_runs_with_its_neighbours_and_orders(
     monkeypatch: pytest.MonkeyPatch, told: object
 ) -> None:
     texts = {
-        "outer": b'"""Says what it is told."""\nfrom __future__ import annotations\n'
-        b"import sys\nfrom tasks.relayed.inner import answer\n"
-        b'if __name__ == "__main__":\n    print(answer(sys.argv))\n',
-        "inner": b"def answer(words: list[str]) -> str:\n    return repr(words)\n",
+        "outer": '"""Says what it is told."""\nfrom __future__ import annotations\n'
+        "import sys\nfrom tasks.relayed.inner import answer\n"
+        'if __name__ == "__main__":\n    print(answer(sys.argv))\n',
+        "inner": "def answer(words: list[str]) -> str:\n    return repr(words)\n",
     }
-    monkeypatch.setattr("tasks.programs.program_text", texts.__getitem__)
+    monkeypatch.setattr("tasks.programs.read", texts.__getitem__)
     done = subprocess.run(
         [sys.executable, "-I", "-", "outer", "argument"],
-        input=bundle("outer", ["inner"], told),
+        input=program("outer", told),
         capture_output=True,
         timeout=30,
         check=True,
@@ -34,4 +34,4 @@ def test_a_bundle_runs_with_its_parts_and_orders(
 
 
 def test_every_program_is_there() -> None:
-    assert program_text("image_stream").startswith(b'"""')
+    assert program("facts").startswith(b'"""')

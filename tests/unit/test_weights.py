@@ -1,11 +1,12 @@
 """Weights: what makes a model folder whole, what a copy of it lacks, and what went wrong."""
 
+import base64
+import hashlib
 import json
 import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 from blocks import Cluster
 from tasks.errors import CommandFailed, HostKeyRefused, NodeUnreachable, SparkrailError
 from tasks.manifests import File, Manifest, extra_weights, plan, problems
+from tasks.programs import program
+from tasks.relayed.pieces import PIECE
 from tasks.remote import Result
 from tasks.transfers import amount, rate, ssh_failed
-from tasks.weight_streams import rsync_command, rsync_failed
-from tasks.weights import complete
+from tasks.weight_rsync import rsync_command, rsync_failed, shared_out
+from tasks.weight_streams import Arrived, failed
+from tasks.weights import complete, remarks
 
-PROGRAM = Path(__file__).parents[2] / "tasks" / "relayed" / "manifest.py"
 INDEX = "model.safetensors.index.json"
 
 
@@ -98,6 +101,19 @@ SHARDED = {
         pytest.param(
             Manifest(files={**WHOLE, "m.gguf": FILE, "qwen.tiktoken": FILE}), [], id="other formats"
         ),
+        pytest.param(
+            Manifest(files=WHOLE, faults={".cache/x.incomplete": "is left"}),
+            [],
+            id="whole, and the hub's folder holds remains",
+        ),
+        pytest.param(
+            Manifest(
+                files={**WHOLE, INDEX: File(size=1, sha256="i", names=("m-2.safetensors",))},
+                faults={".cache/x.incomplete": "is left"},
+            ),
+            [".cache/x.incomplete is left", f"m-2.safetensors is missing ({INDEX} names it)"],
+            id="a shard is missing, and the hub's folder tells of it",
+        ),
     ],
 )
 def test_problems(found: Manifest, said: list[str]) -> None:
@@ -152,6 +168,101 @@ def test_plan(have: Manifest, steps: list[str]) -> None:
     assert [str(step) for step in plan(manifest(a=1, b=2), have)] == steps
 
 
+@pytest.mark.parametrize(
+    ("removing", "steps"),
+    [
+        pytest.param(False, ["send"], id="by default they stay"),
+        pytest.param(
+            True, ["send", "remove 1 files that only it has: z.safetensors"], id="when asked for"
+        ),
+    ],
+)
+def test_plan_with_files_that_only_the_worker_has(removing: bool, steps: list[str]) -> None:
+    found = plan(manifest(a=1, b=2), manifest(a=1, z=3), removing=removing)
+    assert [
+        str(step).replace("send 1 of 2 files, 2 B: b.safetensors", "send") for step in found
+    ] == steps
+
+
+def test_files_are_shared_out_by_size() -> None:
+    want = manifest(a=5, b=3, c=3, d=1, e=0)
+    paths = sorted(want.files)
+    assert shared_out(want, paths, 2) == [
+        ["a.safetensors", "d.safetensors", "e.safetensors"],
+        ["b.safetensors", "c.safetensors"],
+    ]
+    assert shared_out(want, paths[:1], 4) == [["a.safetensors"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "error", "text"),
+    [
+        pytest.param(
+            "disk",
+            "9 bytes are needed, 1 are free",
+            CommandFailed,
+            "spark2: the model's files did not arrive from spark1: the disk is full\n"
+            "9 bytes are needed, 1 are free\n"
+            "Make room on spark2: df -h '/models/My Model'\"'\"'s $(id)'",
+            id="disk full",
+        ),
+        pytest.param(
+            "changed",
+            "a.bin",
+            SparkrailError,
+            "spark1: the model changed while it was sent to spark2: a.bin\n"
+            "Wait until nothing writes there any more, then run again.",
+            id="source changed",
+        ),
+        pytest.param(
+            "sources",
+            "spark1: Connection refused",
+            NodeUnreachable,
+            "spark2: the model's files did not arrive from spark1: nobody serves them\n"
+            "spark1: Connection refused\n"
+            "Is the link between spark1 and spark2 up, and does no firewall keep their TCP ports "
+            "from each other? Run again: it goes on where it stopped.\n"
+            "Where only SSH may pass: weights.transport: rsync",
+            id="nobody serves",
+        ),
+        pytest.param(
+            "damaged",
+            "a.bin",
+            CommandFailed,
+            "spark2: the model's files did not arrive from spark1: a.bin arrives damaged, again "
+            "and again\nNothing of it was kept. Something between spark1 and spark2 changes bytes: "
+            "a cable, a network card, or memory. Run again: it goes on where it stopped.",
+            id="damaged on the wire",
+        ),
+        pytest.param(
+            "listen",
+            "Cannot assign requested address",
+            CommandFailed,
+            "spark2: cannot listen on its fabric address 10.77.0.2: Cannot assign requested "
+            "address\n"
+            "Is the address up? On spark2: ip address",
+            id="no fabric address",
+        ),
+    ],
+)
+def test_what_a_stream_could_not_do(
+    cluster: Cluster, kind: str, said: str, error: type[Exception], text: str
+) -> None:
+    found = failed(cluster, cluster.workers[0], kind, said)
+    assert type(found) is error
+    assert str(found) == text
+
+
+def test_remarks_tell_what_was_not_as_it_should_be() -> None:
+    assert remarks(Arrived(bytes=9, fetched=9)) == []
+    odd = Arrived(bytes=9_000_000, fetched=5_000_000, damaged=2, without=("spark3: gone",))
+    assert remarks(odd) == [
+        "4.0 MB were there from an interrupted transfer",
+        "2 pieces arrived damaged, fetched again",
+        "went on without spark3: gone",
+    ]
+
+
 def test_extra_weights_are_those_that_would_be_loaded() -> None:
     files = dict.fromkeys(("a.safetensors", "x.safetensors", "sub/y.safetensors", "z.md"), FILE)
     assert extra_weights(manifest(a=1), Manifest(files=files)) == ("x.safetensors",)
@@ -178,7 +289,8 @@ def test_rsync_command(cluster: Cluster) -> None:
         "--info=progress2",
         "--protect-args",
         "--rsh=ssh -p 22 -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
-        "-o ServerAliveInterval=15 -o ServerAliveCountMax=4",
+        "-o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
+        "-o 'Ciphers=^aes128-gcm@openssh.com,aes256-gcm@openssh.com'",
         "/models/My Model's $(id)/",
         "root@10.77.0.2:/models/My Model's $(id)/",
     )
@@ -357,7 +469,7 @@ class Folder:
     def look(self, mode: str = "keep", path: Path | None = None) -> Manifest:
         done = subprocess.run(
             [sys.executable, "-", "manifest", str(path or self.path), str(self.state), mode],
-            input=PROGRAM.read_bytes(),
+            input=program("manifest"),
             capture_output=True,
             timeout=30,
             check=True,
@@ -367,15 +479,6 @@ class Folder:
     def records(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.state.read_text())["folders"][str(self.path)]
         return found
-
-    def settle(self) -> Manifest:
-        """Look until every file is old enough for its identity to be kept."""
-        deadline = time.monotonic() + 10
-        while True:
-            found = self.look()
-            if self.records().keys() == found.files.keys():
-                return found
-            assert time.monotonic() < deadline
 
 
 @pytest.fixture
@@ -411,11 +514,16 @@ def test_manifest_of_a_folder(folder: Folder) -> None:
 
 def test_a_glance_reads_no_whole_file_and_keeps_nothing(folder: Folder) -> None:
     folder.write("config.json", b"{}")
-    known = folder.settle().files["config.json"]
+    known = folder.look().files["config.json"]
     kept = folder.records()
     folder.write("w.safetensors", safetensors(100)[:-1])
     found = folder.look("glance")
-    assert found.files == {"config.json": known, "w.safetensors": File(size=205, sha256="")}
+    assert {name: file.size for name, file in found.files.items()} == {
+        "config.json": 2,
+        "w.safetensors": 205,
+    }
+    assert found.files["config.json"] == known
+    assert found.files["w.safetensors"].sha256 == ""
     assert found.faults == {"w.safetensors": "has 205 bytes, its header promises 206"}
     assert folder.records() == kept
 
@@ -469,6 +577,49 @@ def test_faults_of_a_file(folder: Folder, name: str, content: bytes, fault: str 
     assert folder.look().faults == ({name: fault} if fault else {})
 
 
+@pytest.mark.parametrize(
+    ("left", "fault"),
+    [
+        pytest.param("w.safetensors.incomplete", None, id="beside the whole file"),
+        pytest.param("other.safetensors.incomplete", "other", id="of a file that is not there"),
+        pytest.param(
+            ".cache/huggingface/download/w.safetensors.0a1b.incomplete", None, id="in the hub's way"
+        ),
+        pytest.param(
+            # base64 of the sha1 of "w.safetensors.metadata"
+            ".cache/huggingface/download/{hashed}.0a1b.incomplete",
+            None,
+            id="in the hub's newer way",
+        ),
+        pytest.param(
+            ".cache/huggingface/download/other.safetensors.0a1b.incomplete",
+            "other",
+            id="of another file, in the hub's way",
+        ),
+        pytest.param("w.safetensors.aria2", "w", id="aria2 writes beside the file itself"),
+    ],
+)
+def test_remains_of_a_download(folder: Folder, left: str, fault: str | None) -> None:
+    digest = hashlib.sha1(b"w.safetensors.metadata").digest()
+    left = left.format(hashed=base64.urlsafe_b64encode(digest).decode())
+    folder.write("w.safetensors", safetensors(100))
+    folder.write(left, b"half")
+    assert [*folder.look().faults] == ([left] if fault else [])
+
+
+def test_the_digest_of_a_large_file_is_that_over_its_pieces(folder: Folder) -> None:
+    content = os.urandom(2 * PIECE + 5)
+    folder.write("w.bin", content)
+    folder.write("one.bin", content[:PIECE])
+    found = folder.look().files
+    cut = [content[at : at + PIECE] for at in range(0, len(content), PIECE)]
+    over = hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in cut))
+    assert found["w.bin"].sha256 == over.hexdigest()
+    assert found["one.bin"].sha256 == hashlib.sha256(cut[0]).hexdigest()
+    pieces = base64.b64decode(folder.records()["w.bin"]["pieces"])
+    assert pieces == b"".join(hashlib.sha256(piece).digest() for piece in cut)
+
+
 def test_links_are_followed(folder: Folder) -> None:
     blob = folder.path.parent / "blobs" / "abc"
     blob.parent.mkdir()
@@ -489,7 +640,7 @@ def test_a_name_that_is_no_text_is_named(folder: Folder) -> None:
 
 def test_known_files_are_not_read_again(folder: Folder) -> None:
     folder.write("w.bin", b"data")
-    folder.settle()
+    folder.look()
     state = json.loads(folder.state.read_text())
     state["folders"][str(folder.path)]["w.bin"]["sha256"] = "as recorded"
     folder.state.write_text(json.dumps(state))
@@ -514,7 +665,7 @@ def test_a_change_of_equal_size_and_time_is_found(
     folder: Folder, change: Callable[[Path], None]
 ) -> None:
     file = folder.write("w.bin", b"data")
-    before = folder.settle()
+    before = folder.look()
     change(file)
     assert folder.look().files["w.bin"].sha256 != before.files["w.bin"].sha256
 
@@ -530,12 +681,12 @@ def test_a_damaged_state_file_is_replaced(folder: Folder, text: str) -> None:
     folder.write("w.bin", b"data")
     folder.state.parent.mkdir(parents=True)
     folder.state.write_text(text)
-    assert folder.settle().files["w.bin"].size == 4
+    assert folder.look().files["w.bin"].size == 4
 
 
 def test_the_state_of_another_model_stays(folder: Folder) -> None:
     folder.write("w.bin", b"data")
-    folder.settle()
+    folder.look()
     other = folder.path.with_name("other")
     other.mkdir()
     folder.look(path=other)
