@@ -4,13 +4,14 @@ from typing import Any
 
 from prefect import flow
 
-from flows.deploy import endpoint_of, files_of, tell_facts, wanted_of
+from flows.planning import files_of, tell_facts, wanted_of
 from flows.steps import Steps, as_state, call, conduct, named
 from tasks.errors import NotReady
 from tasks.facts import NodeFacts
 from tasks.images import ensure_image
 from tasks.preflight import blocking, problems
 from tasks.releases import decide, look_at_containers
+from tasks.topology import endpoint_of
 from tasks.weights import ensure_weights
 
 

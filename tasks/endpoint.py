@@ -137,17 +137,24 @@ def served_models(ask: Ask) -> list[str]:
 
 
 def complete(
-    ask: Ask, model: str, *, timeout: float = 60, clock: Callable[[], float] = time.monotonic
+    ask: Ask,
+    model: str,
+    *,
+    tokens: int = ANSWER_TOKENS,
+    timeout: float = 60,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """One greedy completion of a few tokens: the only proof that the engine works."""
     started = clock()
     body = {
         "model": model,
         "prompt": PROMPT,
-        "max_tokens": ANSWER_TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "seed": 0,
     }
+    if tokens != ANSWER_TOKENS:
+        body["ignore_eos"] = True  # vLLM's own: as many as were asked for, to be timed.
     status, content = ask("POST", "/v1/completions", body, timeout)
     if status != 200:
         raise Silent(f"a completion: HTTP {status}", details=_short(content))

@@ -57,6 +57,8 @@ class ContainerSpec(BaseModel, frozen=True):
     files: tuple[str, ...]  # sha256 of what it reads from the folder.
     weights: str = ""  # Digest of the model's files, for what loads them.
     shares: str = ""  # Name of the container whose /dev/shm, /tmp/ray and processes it shares.
+    # By which name docker finds that content, where it is not the image's own any more.
+    found_as: str = Field("", exclude=True)
 
     @property
     def digest(self) -> str:
@@ -94,6 +96,12 @@ def ray_container(cluster: Cluster) -> str:
 
 def serve_container(cluster: Cluster) -> str:
     return f"sparkrail-{cluster.name}-serve"
+
+
+def endpoint_of(cluster: Cluster) -> str:
+    """Where clients find the model."""
+    host = cluster.serve.host if cluster.serve.host != "0.0.0.0" else cluster.head.address
+    return f"http://{host}:{cluster.serve.port}/v1"
 
 
 def environment(
