@@ -48,7 +48,7 @@ def content_of(client: docker.DockerClient, name: str) -> str:
 def prune(client: docker.DockerClient, cluster: Cluster, contents: Sequence[str]) -> None:
     """Take our names from images that none of these releases needs; unused ones are gone then."""
     needed = {held_as(cluster, content) for content in contents}
-    for name in _ours(client, cluster):
+    for name in list(names(client, cluster)):
         if name not in needed:
             remove_name(client, name)
     remove_unused(client, f"sparkrail/{cluster.name}-replaced")
@@ -62,12 +62,7 @@ def remove_name(client: docker.DockerClient, name: str) -> None:
         log.info("image %s stays: %s", name, error.explanation)
 
 
-def drop_all(client: docker.DockerClient, cluster: Cluster) -> None:
-    """Take all of our names for releases away; images with another name stay."""
-    for name in _ours(client, cluster):
-        remove_name(client, name)
-
-
-def _ours(client: docker.DockerClient, cluster: Cluster) -> Iterator[str]:
+def names(client: docker.DockerClient, cluster: Cluster) -> Iterator[str]:
+    """Our names for images of this cluster's releases."""
     for image in client.images.list(filters={"reference": repository(cluster)}):
         yield from (tag for tag in image.tags if tag.startswith(f"{repository(cluster)}:"))
