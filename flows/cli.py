@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         ("releases", "list what was deployed, newest first; changes nothing"),
         ("rollback", "start a release on record again"),
         ("diff", "name how the nodes differ from the spec and the record; changes nothing"),
+        ("bench", "measure how fast the running model is"),
         ("destroy", "stop everything of ours and take our files away"),
         ("register", "create or update what Prefect needs to deploy it by itself, and nightly"),
     ):
@@ -151,7 +152,7 @@ def _run(options: argparse.Namespace) -> "Report":
 
 
 def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
-    from flows import check, deploy, destroy, diff, releases, rollback, status
+    from flows import bench, check, deploy, destroy, diff, releases, rollback, status
     from flows.steps import conduct
 
     def roll_back(cluster: str, chosen: dict[str, Any]) -> "Report":
@@ -166,6 +167,7 @@ def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
         "status": (status.status, status.tell, {"dry_run": True}),
         "releases": (releases.releases, releases.list_releases, {"dry_run": True}),
         "diff": (diff.diff, diff.tell_differences, {"dry_run": True}),
+        "bench": (bench.bench, bench.measure, {}),
         "destroy": (destroy.destroy, destroy.take_down, {}),
     }
     flow, body, fixed = flows[verb]

@@ -102,7 +102,8 @@ def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) ->
         return Recovered(cause, told, None, None)
     try:
         bring_back(steps, good)
-    except StepsFailed as second:
+    except Exception as error:
+        second = as_steps_failed(steps, error)
         if not may_act(steps):
             return Recovered(cause, "The rollback was cut short.", None, second)
         clear_all(steps, good)

@@ -26,6 +26,7 @@ from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
 from tasks.inventory import load_cluster
 from tasks.preflight import Problem
 from tasks.report import Report, Row, outcome_of, publish
+from tasks.secret_values import forget_keys
 
 __all__ = [
     "LISTENER",
@@ -205,6 +206,7 @@ def conduct(
         problem = error
     finally:
         remote.disconnect()
+        forget_keys()
     return _report(spec.name, steps, started, problem)
 
 

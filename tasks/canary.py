@@ -14,7 +14,7 @@ from tasks.preflight import Problem
 from tasks.ray_nodes import membership_problems, observe_ray
 from tasks.records import Figures
 from tasks.releases import Wanted, compare, observe_containers
-from tasks.secret_values import load_secrets
+from tasks.secret_values import api_key
 from tasks.topology import ContainerSpec
 
 NAME = "canary"
@@ -71,7 +71,7 @@ def watch_canary(
     """Two completions some time apart, every rank alive, and nothing much slower than before."""
     if run.dry_run:
         return Outcome(step=NAME, node=node.name, status="planned")
-    ask = endpoint.asker(cluster, load_secrets(cluster).api_key)
+    ask = endpoint.asker(cluster, api_key(cluster))
     look = partial(measure, ask, cluster)
     figures = [answered(look, node, "the first completions")]
     if remote.STOP.wait(cluster.canary.again_seconds):

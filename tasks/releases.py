@@ -15,7 +15,7 @@ from tasks.engines import engine
 from tasks.errors import CommandFailed, CommandTimedOut, NotReady
 from tasks.ray_nodes import membership_problems, observe_ray
 from tasks.records import Release, read_releases
-from tasks.secret_values import load_secrets
+from tasks.secret_values import api_key
 from tasks.topology import ContainerSpec, digest_of, ray_container, serve_container
 
 
@@ -175,7 +175,7 @@ def _alive(cluster: Cluster, node: Node) -> Decision:
     problems = membership_problems(cluster, members)
     if problems:
         return lost(cluster, [name for name, _ in problems], [why for _, why in problems])
-    ask = endpoint.asker(cluster, load_secrets(cluster).api_key)
+    ask = endpoint.asker(cluster, api_key(cluster))
     try:
         answer = endpoint.check_answers(ask, cluster.model.name)
     except endpoint.Silent as error:

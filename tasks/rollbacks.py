@@ -15,6 +15,7 @@ from tasks.records import Release, read_releases
 from tasks.remote import connect
 from tasks.residue import remember
 from tasks.scripts import File
+from tasks.secret_values import use_key
 from tasks.topology import ContainerSpec, ray_container, serve_container
 
 LOG_LINES = 5000
@@ -31,6 +32,7 @@ for name in launch node.env serve.args; do
         rm -f "run/$name"
     fi
 done"""
+KEY = '. "$1"; printf %s "${VLLM_API_KEY:-}"'
 HOME = 'printf %s "$HOME"'
 LOG_FOLDER = f"umask 077; mkdir -p {FOLDER}/failed && cd -- {FOLDER}/failed && pwd"
 REMOVE_FILES = f"rm -rf -- {FOLDER}/run"
@@ -146,6 +148,9 @@ def restore_files(cluster: Cluster, node: Node, run: Run, release: Release) -> O
         return Outcome(step="rollback", node=node.name, status="planned", detail=release.title)
     remote.run(("sh", "-ec", RESTORE, "sh", cluster.name, release.digest))
     why = problem_with(release, node.name, scripts.observe(remote, folder))
+    if node.name == cluster.head.name:
+        # It never shows: what a command prints is in no log.
+        use_key(cluster, remote.run(("sh", "-ec", KEY, "sh", f"{folder}/node.env")).stdout)
     if why:
         raise CommandFailed(f"release {release.title} cannot be restored: {why}", node=node.name)
     detail = f"to release {release.title}"

@@ -238,6 +238,47 @@ def test_the_record_is_for_people(good: Product) -> None:
         assert set(modes.split()) == {"600"}
 
 
+def test_a_slower_release(good: Product) -> None:
+    """It is told, or rolled back, as the spec says."""
+
+    def slow(product: Product, on_slower: str) -> Said:
+        def change(spec: dict[str, Any]) -> None:
+            spec["environment"]["STUB_SLOW"] = "0.02"
+            spec["canary"]["on_slower"] = on_slower
+
+        return product.but(product.folder, change).run("deploy")
+
+    said = slow(good, "fail")
+    rolled_back(said, good, "canary on head")
+    assert "slower by more than 30 % (canary.slower_percent): " in said.error
+
+    said = slow(good, "warn")
+    assert (said.code, said.outcome) == (FAILED, "unchanged")  # The same release.
+    said = good.but(
+        good.folder,
+        lambda spec: (
+            spec["environment"].update(STUB_SLOW="0.021"),
+            spec["canary"].update(again_seconds=1),
+        ),
+    ).run("deploy")
+    assert (said.code, said.outcome) == (DONE, "changed"), said.error
+    [row] = [each for each in said.document["problems"] if each["check"] == "canary"]
+    assert "tokens/s, with the last good release " in row["detail"]
+
+
+def test_bench_keeps_its_history(good: Product) -> None:
+    for count in (1, 2):
+        said = good.run("bench")
+        assert said.code == DONE, said.error
+        rows = said.table("benchmarks")
+        assert len(rows) == count
+    assert float(rows[-1]["tokens/s by eight"]) > 0
+    assert " tokens/s alone, " in said.detail("bench")
+    kept = json.loads(good.on("head", f"cat .sparkrail/{good.name}/bench.json"))
+    [newest] = good.run("releases").table("releases")
+    assert [row["release"] for row in kept] == [newest["release"]] * 2
+
+
 DAMAGE = """
 file=$(ls /models/tiny/*.safetensors | head -n 1)
 printf X | dd of="$file" bs=1 seek=5000 conv=notrunc status=none
