@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         ("rollback", "start a release on record again"),
         ("diff", "name how the nodes differ from the spec and the record; changes nothing"),
         ("bench", "measure how fast the running model is"),
+        ("watch", "look at the running model once, as the watch does every few minutes"),
         ("destroy", "stop everything of ours and take our files away"),
         ("register", "create or update what Prefect needs to deploy it by itself, and nightly"),
     ):
@@ -152,7 +153,7 @@ def _run(options: argparse.Namespace) -> "Report":
 
 
 def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
-    from flows import bench, check, deploy, destroy, diff, releases, rollback, status
+    from flows import bench, check, deploy, destroy, diff, oversee, releases, rollback, status
     from flows.steps import conduct
 
     def roll_back(cluster: str, chosen: dict[str, Any]) -> "Report":
@@ -168,6 +169,7 @@ def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
         "releases": (releases.releases, releases.list_releases, {"dry_run": True}),
         "diff": (diff.diff, diff.tell_differences, {"dry_run": True}),
         "bench": (bench.bench, bench.measure, {}),
+        "watch": (oversee.watch, oversee.oversee, {}),
         "destroy": (destroy.destroy, destroy.take_down, {}),
     }
     flow, body, fixed = flows[verb]

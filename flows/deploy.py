@@ -12,7 +12,13 @@ from flows.planning import (
     remembering,
     wanted_of,
 )
-from flows.recovery import last_good, restored_on_failure, rolled_back_on_failure, start_all
+from flows.recovery import (
+    kept_alive_when_refused,
+    last_good,
+    restored_on_failure,
+    rolled_back_on_failure,
+    start_all,
+)
 from flows.skip import skipped
 from flows.steps import Restart, Steps, as_state, call, conduct, named
 from tasks import artifacts
@@ -63,7 +69,8 @@ def bring_up(steps: Steps) -> None:
         steps.one(preflight, facts=facts, engine=engine)
     relayed = {node.name: files_of(cluster, node, facts) for node in cluster.nodes}
     wanted = wanted_of(cluster, facts, relayed, image, weights)
-    breaker = steps.one(refuse_failed, digest=wanted.digest)
+    with kept_alive_when_refused(steps):
+        breaker = steps.one(refuse_failed, digest=wanted.digest)
     steps.all(
         [call(ensure_image, node=node) for node in workers]
         + [call(ensure_weights, node=node) for node in workers]

@@ -9,11 +9,12 @@ from flows.failed_runs import Ending, Recovered, StepsFailed
 from flows.steps import Steps, call
 from tasks import remote
 from tasks.converge import Outcome, log
-from tasks.errors import SparkrailError
+from tasks.errors import FailedBefore, SparkrailError
 from tasks.failed_releases import failure, note_failure
 from tasks.ray_proof import verify_cluster
 from tasks.ray_start import join_worker, start_head
 from tasks.records import Release
+from tasks.releases import Decision, Wanted, decide
 from tasks.residue import clean_residue, start_again
 from tasks.rollbacks import clear, found, hold_release, recorded, restore_files
 from tasks.serving import serve
@@ -80,6 +81,41 @@ def rolled_back_on_failure(steps: Steps, good: Good | None, digest: str) -> Iter
         cause = as_steps_failed(steps, error)
         log.warning("%s: going back, since %s", steps.cluster.name, cause.brief)
         raise recover(steps, good, digest, cause) from error
+
+
+@contextlib.contextmanager
+def kept_alive_when_refused(steps: Steps) -> Iterator[None]:
+    """A release that is not tried again does not keep the last good one from being healed."""
+    try:
+        yield
+    except StepsFailed as refused:
+        if isinstance(refused.first, FailedBefore) and refused.first.heals and may_act(steps):
+            heal(steps, refused)
+        raise
+
+
+def heal(steps: Steps, refused: StepsFailed) -> None:
+    """Start the last good release again where it has stopped; the run fails all the same."""
+    good = last_good(steps)
+    if good is None:
+        return
+    wanted = Wanted(nodes=good.containers)
+    decision: Decision = steps.on(good.cluster).one(decide, wanted=wanted).data
+    if decision.nothing_to_do:
+        return
+    log.warning("%s: %s", steps.cluster.name, "; ".join(decision.reasons))
+    with restored_on_failure(steps):
+        try:
+            clear_all(steps, good)
+            bring_back(steps, good)
+        except Exception as error:
+            if may_act(steps):
+                clear_all(steps, good)
+            told = f"Release {good.release.title} had stopped, and could not be started again."
+            second = as_steps_failed(steps, error)
+            raise Recovered(refused, told, "broken", second) from error
+        told = f"Release {good.release.title} had stopped, and was started again."
+        raise Recovered(refused, told, "rolled-back", None)
 
 
 def may_act(steps: Steps) -> bool:

@@ -89,6 +89,8 @@ class Cancelled(SparkrailError):
 class FailedBefore(SparkrailError):
     """The same release failed before; it is not tried again by itself."""
 
+    heals: bool = True  # Whether the last good release should run meanwhile.
+
 
 class NotOurs(SparkrailError):
     """A container stands under our name, and we did not start it."""

@@ -51,12 +51,14 @@ def refusal(failed: FailedRelease | None, digest: str, run: Run) -> FailedBefore
         return None
     said = [f"It failed by: {failed.cause}"] if failed.cause else []
     said += [f"The rollback failed by: {failed.second}"] if failed.second else []
-    return FailedBefore(
+    error = FailedBefore(
         f"release {digest} is not tried again: {failed.told}",
         details="\n".join(said),
         remedy="Nothing was touched. Change the spec, the image or the model; or, when the cause "
         "is mended, deploy with --force.",
     )
+    error.heals = failed.ending != "broken"
+    return error
 
 
 @step("breaker")

@@ -117,7 +117,17 @@ def test_back_to_the_last_good_release(
     assert "--force" in again.error
     assert [good.containers(name) for name in good.nodes] == containers
 
+    # It is healed when it dies, although the spec asks for the one that is not tried again.
+    good.send_signal("head", "vllm", signal.SIGKILL)
+    poll(lambda: good.server not in good.containers("head"))
+    healed = bad.run("deploy")
+    assert (healed.code, healed.outcome) == (FAILED, "rolled-back")
+    assert "is not tried again" in healed.error
+    assert "had stopped, and was started again." in healed.error
+    assert good.answer() == " of the stub"
+
     # The spec as it was: nothing to do, and the failed one may be tried again.
+    containers = [good.containers(name) for name in good.nodes]
     assert good.deploy().changed == {"breaker on head"}
     assert [good.containers(name) for name in good.nodes] == containers
     rolled_back(bad.run("deploy"), good, step)

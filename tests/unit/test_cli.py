@@ -156,9 +156,10 @@ def test_the_exit_code_is_the_report_s(
         )
 
 
-@pytest.mark.parametrize(
-    "verb", ["check", "deploy", "status", "releases", "rollback", "diff", "bench", "destroy"]
-)
+VERBS = "check deploy status releases rollback diff bench watch destroy"
+
+
+@pytest.mark.parametrize("verb", VERBS.split())
 def test_every_verb_has_a_flow_and_the_same_body(verb: str) -> None:
     flow, body = cli._flow(verb)
     assert flow.name == verb
