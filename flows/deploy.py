@@ -28,7 +28,8 @@ from tasks.failed_releases import close_breaker, refuse_failed
 from tasks.images import ensure_image
 from tasks.locks import take_lock
 from tasks.preflight import preflight
-from tasks.records import Release, now, record_release
+from tasks.record_keeping import record_release
+from tasks.records import Release, now
 from tasks.releases import Decision, Wanted, decide
 from tasks.scripts import relay_script
 from tasks.secret_values import load_secrets

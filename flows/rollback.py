@@ -20,7 +20,8 @@ from tasks.errors import NotReady
 from tasks.failed_releases import failure, note_failure
 from tasks.locks import take_lock
 from tasks.node_facts import NodeFacts
-from tasks.records import OnNode, Release, now, record_release
+from tasks.record_keeping import record_release
+from tasks.records import OnNode, Release, now
 from tasks.releases import observe_containers
 from tasks.rollbacks import choose, recorded, refuse_gone, runs
 from tasks.secret_values import load_secrets

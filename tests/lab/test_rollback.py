@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.lab import engine_image
+from tests.lab.flow_runs import FlowRuns
 from tests.lab.layout import cache_home
+from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, STUB, STUB_TAG, Product, Said, poll
 
 pytestmark = [pytest.mark.lab, pytest.mark.extended]
@@ -276,6 +278,26 @@ def test_a_slower_release(good: Product) -> None:
     assert "tokens/s, with the last good release " in row["detail"]
 
 
+def test_by_prefect(good: Product, prefect: Processes, runs: FlowRuns) -> None:
+    """The state has a name of its own, and Retry is a person who wants it tried again."""
+    assert prefect.is_running("worker")
+    bad = with_arguments(good, TOO_LONG)
+    bad.write()
+    run = runs.start(cluster=str(bad.spec))
+    first = runs.ended(run)
+    assert first.state == "RolledBack"
+    assert first.message.startswith("vLLM serve on head: its container is exited")
+    assert "Rolled back: release " in first.message
+    report = runs.artifacts(run)["report-stub"]
+    assert report.startswith("# stub: failed, rolled-back")
+    assert "The model did not answer for " in report
+    refused = runs.ended(runs.start(cluster=str(bad.spec)))
+    assert refused.state == "Failed"
+    assert "is not tried again" in refused.message
+    prefect.command("prefect", "flow-run", "retry", str(run))
+    assert runs.ended(run, 2).state == "RolledBack"
+
+
 def test_bench_keeps_its_history(good: Product) -> None:
     for count in (1, 2):
         said = good.run("bench")
@@ -337,3 +359,63 @@ def test_diff_names_each_difference(good: Product, tmp_path: Path) -> None:
         "vLLM serve on head",
     }
     assert told(good) == set()
+
+
+# --- the watch ------------------------------------------------------------------------------------
+
+
+def in_container(product: Product, script: str) -> None:
+    product.on("head", f"docker exec {product.server} sh -c '{script}'")
+
+
+def test_the_watch(good: Product) -> None:
+    """Only after failures in a row, once, and never while the server works for somebody."""
+    watched = good.but(good.folder, lambda spec: spec.update(watch={"failures": 2}))
+    before = [good.containers(name) for name in good.nodes]
+
+    def look() -> Said:
+        return watched.run("watch")
+
+    assert (look().code, look().outcome) == (DONE, "unchanged")
+
+    # It works for somebody: a completion that fails is none that counts.
+    in_container(good, "touch /tmp/busy /tmp/dead")
+    for _ in range(3):
+        assert look().code == DONE
+    in_container(good, "rm /tmp/busy")
+    first = look()
+    assert (first.code, first.outcome) == (FAILED, "unchanged")
+    assert "not well, 1 of 2 times in a row" in first.error
+    assert "the server does not answer: a completion: HTTP 500" in first.error
+    assert [good.containers(name) for name in good.nodes] == before
+
+    # The deploy flow finds that it does not answer, and starts what is lost.
+    second = look()
+    assert (second.code, second.outcome) == (DONE, "changed"), second.error
+    assert {"stop on head", "vLLM serve on head"} <= second.changed
+    assert look().code == DONE
+    assert good.containers("worker1") == before[1]
+
+    # Requests run, but nothing comes out any more.
+    in_container(good, "touch /tmp/stuck")
+    assert look().code == DONE
+    assert "no token has come out since the last look" in look().error
+    in_container(good, "rm /tmp/stuck")
+    assert look().code == DONE
+
+
+def test_the_watch_gives_up(good: Product) -> None:
+    """A restart that does not help is the only one."""
+    watched = good.but(good.folder, lambda spec: spec.update(watch={"failures": 1}))
+    good.on("worker1", "mount --bind /dev/null /proc/sys/kernel/random/boot_id")
+    try:
+        restarted = watched.run("watch")
+        assert "worker1 was rebooted" in restarted.stderr
+        assert restarted.code == DONE
+        gave_up = watched.run("watch")
+        assert (gave_up.code, gave_up.outcome) == (FAILED, "broken")
+        assert "the restart did not help, and there is no other" in gave_up.error
+        again = watched.run("watch")
+        assert (again.code, again.outcome) == (FAILED, "unchanged")
+    finally:
+        good.on("worker1", "umount /proc/sys/kernel/random/boot_id")

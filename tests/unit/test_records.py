@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks import hidden, records
-from tasks.records import (
-    DROP,
-    KEEP,
-    LOOK,
-    READ,
-    Have,
-    Release,
-    as_text,
-    parse_releases,
-    plan,
-    renewed,
-)
+from tasks.record_keeping import DROP, KEEP, LOOK, Have, plan
+from tasks.records import READ, Release, as_text, parse_releases, renewed
 from tests.unit.releases import release
 from tests.unit.specs import spec
 
