@@ -6,7 +6,7 @@ instead of a minute; what it answers comes from no model. It ends at once when i
 long a context, which vLLM finds out only when it starts, too. With STUB_HOLD in its environment it
 loads its weights until SIGUSR1; with STUB_TELL it gives its environment away; with STUB_SLOW it
 takes so many seconds for each token. It counts as vLLM does, and counts as busy, or as busy without
-getting on, while /tmp/busy or /tmp/stuck stands in its container; /tmp/dead makes all completions
+getting on, while /busy or /stuck stands in its container; /dead makes all completions
 fail. It stands in the image as /usr/local/bin/vllm, so it imports nothing of ours.
 """
 
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         if asked["model"] != self.names:
             self._say(404, {"error": {"message": f"The model {asked['model']} does not exist."}})
             return
-        if Path("/tmp/dead").exists():
+        if Path("/dead").exists():
             self._say(500, {"error": {"message": "EngineDeadError"}})
             return
         tokens = asked["max_tokens"]
@@ -111,9 +111,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
 
     def _metrics(self) -> None:
-        busy = Path("/tmp/busy").exists()
+        busy = Path("/busy").exists()
         Handler.made += 10 * busy
-        running = int(busy or Path("/tmp/stuck").exists())
+        running = int(busy or Path("/stuck").exists())
         name = f'{{engine="0",model_name="{self.names}"}}'
         text = (
             f"vllm:num_requests_running{name} {running}.0\n"

@@ -379,10 +379,10 @@ def test_the_watch(good: Product) -> None:
     assert (look().code, look().outcome) == (DONE, "unchanged")
 
     # It works for somebody: a completion that fails is none that counts.
-    in_container(good, "touch /tmp/busy /tmp/dead")
+    in_container(good, "touch /busy /dead")
     for _ in range(3):
         assert look().code == DONE
-    in_container(good, "rm /tmp/busy")
+    in_container(good, "rm /busy")
     first = look()
     assert (first.code, first.outcome) == (FAILED, "unchanged")
     assert "not well, 1 of 2 times in a row" in first.error
@@ -397,17 +397,19 @@ def test_the_watch(good: Product) -> None:
     assert good.containers("worker1") == before[1]
 
     # Requests run, but nothing comes out any more.
-    in_container(good, "touch /tmp/stuck")
+    in_container(good, "touch /stuck")
     assert look().code == DONE
     assert "no token has come out since the last look" in look().error
-    in_container(good, "rm /tmp/stuck")
+    in_container(good, "rm /stuck")
     assert look().code == DONE
 
 
 def test_the_watch_gives_up(good: Product) -> None:
     """A restart that does not help is the only one."""
     watched = good.but(good.folder, lambda spec: spec.update(watch={"failures": 1}))
-    good.on("worker1", "mount --bind /dev/null /proc/sys/kernel/random/boot_id")
+    good.on(
+        "worker1", "echo another >/run/boot; mount --bind /run/boot /proc/sys/kernel/random/boot_id"
+    )
     try:
         restarted = watched.run("watch")
         assert "worker1 was rebooted" in restarted.stderr
