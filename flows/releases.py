@@ -5,8 +5,8 @@ from typing import Any
 from prefect import flow
 
 from flows.steps import Steps, as_state, conduct, named
-from tasks.failed_releases import NAME, parse_failed
-from tasks.records import Release, read_state
+from tasks.failed_releases import not_tried
+from tasks.records import Release
 from tasks.rollbacks import recorded
 
 
@@ -24,9 +24,7 @@ def list_releases(steps: Steps) -> None:
     """The record, and the release that failed last, if the breaker keeps it from being tried."""
     rows = steps.one(recorded).data
     steps.tables["releases"] = [as_row(each) for each in rows]
-    failed = parse_failed(read_state(steps.cluster, NAME))
-    if failed:
-        steps.tables["not tried again"] = [{"release": failed.digest, "why": failed.told}]
+    steps.tables |= not_tried(steps.cluster)
 
 
 def as_row(release: Release) -> dict[str, str]:

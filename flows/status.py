@@ -8,6 +8,7 @@ from flows.planning import files_of, tell_facts, wanted_of
 from flows.steps import Steps, as_state, call, conduct, named
 from tasks.errors import NotReady
 from tasks.facts import NodeFacts
+from tasks.failed_releases import not_tried
 from tasks.images import ensure_image
 from tasks.preflight import blocking, problems
 from tasks.releases import decide, look_at_containers
@@ -38,6 +39,7 @@ def tell(steps: Steps) -> None:
         if node.name in facts and facts[node.name].fabric(node.fabric_address)
     ]
     if cluster.head in nodes:
+        steps.tables |= not_tried(cluster)
         head = cluster.head
         image, weights = steps.all([call(ensure_image, node=head), call(ensure_weights, node=head)])
         relayed = {node.name: files_of(cluster, node, facts) for node in nodes}

@@ -94,6 +94,12 @@ def close_breaker(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: A
     return Outcome(step="breaker", node=node.name, status="changed", detail="closed")
 
 
+def not_tried(cluster: Cluster) -> dict[str, list[dict[str, str]]]:
+    """The release that the breaker keeps from being tried, as a table of a report."""
+    failed = parse_failed(read_state(cluster, NAME))
+    return {"not tried again": [{"release": failed.digest, "why": failed.told}]} if failed else {}
+
+
 def failure(digest: str, run: Run, ending: Ending, *causes: str) -> FailedRelease:
     cause, second, *_ = (*causes, "", "")
     return FailedRelease(

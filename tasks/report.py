@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field
 from tasks import artifacts
 from tasks.preflight import Problem
 
+SERVE = "vLLM serve"
+
 
 class Row(BaseModel, frozen=True):
     """One step on one node."""
@@ -70,7 +72,7 @@ def as_markdown(report: Report) -> str:
     if report.endpoint:
         lines += [f"Endpoint: <{report.endpoint}>", ""]
     if report.outage_seconds is not None:
-        lines += [f"The model did not answer for {report.outage_seconds:.1f} s.", ""]
+        lines += [outage_told(report), ""]
     if report.error:
         fence = "`" * max(3, 1 + _longest_run_of_backticks(report.error))
         lines += [f"{fence}text", report.error, fence, ""]
@@ -91,6 +93,15 @@ def as_markdown(report: Report) -> str:
     if report.chart:
         lines += ["", "```text", report.chart, "```"]
     return "\n".join(lines)
+
+
+def outage_told(report: Report) -> str:
+    """How long the model did not answer, and how much of it was the engine's own start."""
+    told = f"The model did not answer for {report.outage_seconds:.1f} s"
+    starts = [row for row in report.steps if row.step == SERVE and row.outcome == "changed"]
+    return (
+        f"{told}, of which vLLM took {starts[-1].seconds:.1f} s to start." if starts else f"{told}."
+    )
 
 
 def columns(rows: Sequence[Mapping[str, str]]) -> list[str]:
