@@ -19,7 +19,7 @@ from tasks.secret_values import use_key
 from tasks.topology import ContainerSpec, ray_container, serve_container
 
 LOG_LINES = 5000
-FOLDER = '$HOME/.sparkrail/"$1"'
+FOLDER = '"$HOME/.sparkrail/$1"'
 # Each file beside its place first, then renamed over it; what the release had not is taken away.
 RESTORE = f"""\
 cd -- {FOLDER}
