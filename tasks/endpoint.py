@@ -130,6 +130,20 @@ def _request(
         return response.status, response.read()
 
 
+class _OpenToTheEnd:
+    """A tunnel for http.client, which closes it at once where a server keeps no connection.
+
+    Of a socket, what is still to be read survives that; of an SSH channel it does not.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.sendall = stream.sendall
+        self.makefile = stream.makefile
+
+    def close(self) -> None:
+        """Later."""
+
+
 @contextlib.contextmanager
 def _response(
     remote: Remote,
@@ -149,7 +163,7 @@ def _response(
         raise Silent(f"{path}: nothing listens on {host}:{port}", node=remote.node.name) from error
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     # A tunnel's end is used like a socket: what http.client needs of one, it has.
-    tunnel: Any = stream
+    tunnel: Any = _OpenToTheEnd(stream)
     connection.sock = tunnel
     content = None if body is None else json.dumps(body).encode()
     try:

@@ -121,9 +121,9 @@ def renewed(rows: Sequence[Release], release: Release) -> list[Release]:
     """The record with a release on top; one that is there already keeps when it was deployed."""
     if rows and rows[0].digest == release.digest:
         first = release.model_copy(update={"at": rows[0].at, "run": rows[0].run})
-        if not release.started:  # It ran already, as it was recorded.
-            first = rows[0]
-        return [first, *rows[1:]]
+        if not release.started:  # It ran already; what its start told stands on record.
+            first = first.model_copy(update={"versions": rows[0].versions})
+        return [rows[0] if rows[0].restorable and not release.started else first, *rows[1:]]
     return [release, *(each for each in rows if each.digest != release.digest)][:KEPT]
 
 

@@ -92,6 +92,12 @@ def test_what_was_measured_stays_when_nothing_was_started() -> None:
     assert renewed([NEW], unstarted) == [NEW]
 
 
+def test_a_row_of_an_older_sparkrail_is_completed_by_the_next_deploy() -> None:
+    old = release(spec={}, containers={}, canary=None, at="then")
+    [found] = renewed([old], NEW.model_copy(update={"started": "", "versions": {}}))
+    assert (found.restorable, found.at, found.versions) == (True, "then", NEW.versions)
+
+
 CLUSTER = spec()
 
 
