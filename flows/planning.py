@@ -117,12 +117,12 @@ def wanted_of(
 
 
 def shown_variables(cluster: Cluster, node: Node, fabric: Fabric) -> dict[str, str]:
-    """A node's variables, without those that a secret stands behind, and without our own."""
+    """A node's variables, without those that a secret stands behind."""
     secret = load_secrets(cluster).environment
     return {
         name: value
         for name, value in environment(cluster, node, fabric).items()
-        if name not in secret and not name.startswith("SPARKRAIL_")
+        if name not in secret
     }
 
 

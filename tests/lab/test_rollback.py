@@ -93,7 +93,7 @@ def a_worker_that_cannot_start(good: Product) -> Product:
         pytest.param(
             a_worker_that_cannot_start,
             "worker join on worker1",
-            "container is exited",
+            "ray: not found",
             id="a worker that does not join",
         ),
     ],
