@@ -1,6 +1,6 @@
 """Images of releases on a node: found by their content, and held by a name of ours if need be."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import docker
 from docker.errors import APIError, ImageNotFound
@@ -12,6 +12,11 @@ from tasks.images import image_content, remove_unused, tagged
 
 def repository(cluster: Cluster) -> str:
     return f"sparkrail/{cluster.name}-release"
+
+
+def replaced(cluster: Cluster) -> str:
+    """The names that images keep which the transfer replaced."""
+    return f"sparkrail/{cluster.name}-replaced"
 
 
 def held_as(cluster: Cluster, content: str) -> str:
@@ -48,10 +53,10 @@ def content_of(client: docker.DockerClient, name: str) -> str:
 def prune(client: docker.DockerClient, cluster: Cluster, contents: Sequence[str]) -> None:
     """Take our names from images that none of these releases needs; unused ones are gone then."""
     needed = {held_as(cluster, content) for content in contents}
-    for name in list(names(client, cluster)):
+    for name in _of(client, repository(cluster)):
         if name not in needed:
             remove_name(client, name)
-    remove_unused(client, f"sparkrail/{cluster.name}-replaced")
+    remove_unused(client, replaced(cluster))
 
 
 def remove_name(client: docker.DockerClient, name: str) -> None:
@@ -62,7 +67,11 @@ def remove_name(client: docker.DockerClient, name: str) -> None:
         log.info("image %s stays: %s", name, error.explanation)
 
 
-def names(client: docker.DockerClient, cluster: Cluster) -> Iterator[str]:
-    """Our names for images of this cluster's releases."""
-    for image in client.images.list(filters={"reference": repository(cluster)}):
-        yield from (tag for tag in image.tags if tag.startswith(f"{repository(cluster)}:"))
+def names(client: docker.DockerClient, cluster: Cluster) -> list[str]:
+    """All names of ours for images of this cluster; for what was replaced, too."""
+    return [*_of(client, repository(cluster)), *_of(client, replaced(cluster))]
+
+
+def _of(client: docker.DockerClient, mine: str) -> list[str]:
+    images = client.images.list(filters={"reference": mine})
+    return [tag for image in images for tag in image.tags if tag.startswith(f"{mine}:")]
