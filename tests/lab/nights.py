@@ -38,7 +38,7 @@ printf %s "$1" | dd of="$file" bs=1 seek=5000 conv=notrunc status=none
 USE = """\
 docker image ls --all --quiet | sort -u | wc -l
 docker volume ls --quiet | wc -l
-du -sm /var/lib/docker "$HOME/.sparkrail" | cut -f1 | paste -sd' '"""
+du -sm /var/lib/docker /root/.sparkrail | cut -f1 | paste -sd' '"""
 
 
 @dataclass

@@ -107,7 +107,7 @@ def test_back_to_the_last_good_release(
     rolled_back(said, good, step)
     assert cause in said.error
     assert {name: files(good, name) for name in good.nodes} == before
-    log = good.on("head", f"cd .sparkrail/{good.name}/failed && stat -c '%a %n' *")
+    log = good.on("head", f"cd /root/.sparkrail/{good.name}/failed && stat -c '%a %n' *")
     assert f"600 {good.ray}.log" in log.splitlines()
 
     # Not tried again by itself, and nothing of what serves is touched.
@@ -174,7 +174,7 @@ def test_a_first_deploy_that_fails_leaves_nothing(fresh: Product) -> None:
     assert fresh.of_runs() == {}
     for name in fresh.nodes:
         assert fresh.on(name, "docker volume ls --quiet") == ""
-        assert "run" not in fresh.on(name, f"ls .sparkrail/{fresh.name}").split()
+        assert "run" not in fresh.on(name, f"ls /root/.sparkrail/{fresh.name}").split()
     # It may be tried again: nobody was harmed.
     assert "vLLM serve on head: " in with_arguments(fresh, TOO_LONG).run("deploy").error
     assert fresh.deploy().outcome == "changed"
@@ -235,7 +235,7 @@ def test_the_record_is_for_people(good: Product) -> None:
     """The last five, with what was deployed and on what, and no folder of any other."""
     for length in range(1001, 1007):
         with_arguments(good, f"--max-model-len={length}").deploy()
-    text = good.on("head", f"cat .sparkrail/{good.name}/releases.json")
+    text = good.on("head", f"cat /root/.sparkrail/{good.name}/releases.json")
     rows = json.loads(text)
     assert [row["arguments"][-1] for row in rows] == [
         f"--max-model-len={length}" for length in range(1006, 1001, -1)
@@ -248,9 +248,9 @@ def test_the_record_is_for_people(good: Product) -> None:
     assert newest["nodes"]["worker1"]["boot_id"] == boot_id
     assert newest["spec"]["serve"]["arguments"] == ["--max-model-len=1006"]
     for name in good.nodes:
-        kept = good.on(name, f"ls .sparkrail/{good.name}/releases").split()
+        kept = good.on(name, f"ls /root/.sparkrail/{good.name}/releases").split()
         assert sorted(kept) == sorted(row["digest"] for row in rows)
-        modes = good.on(name, f"stat -c %a .sparkrail/{good.name}/releases/*/node.env")
+        modes = good.on(name, f"stat -c %a /root/.sparkrail/{good.name}/releases/*/node.env")
         assert set(modes.split()) == {"600"}
 
 
@@ -310,7 +310,7 @@ def test_bench_keeps_its_history(good: Product) -> None:
         assert len(rows) == count
     assert float(rows[-1]["tokens/s by eight"]) > 0
     assert " tokens/s alone, " in said.detail("bench")
-    kept = json.loads(good.on("head", f"cat .sparkrail/{good.name}/bench.json"))
+    kept = json.loads(good.on("head", f"cat /root/.sparkrail/{good.name}/bench.json"))
     [newest] = good.run("releases").table("releases")
     assert [row["release"] for row in kept] == [newest["release"]] * 2
 
@@ -343,7 +343,7 @@ def test_diff_names_each_difference(good: Product, tmp_path: Path) -> None:
 
     # What became of the nodes.
     file = good.on("worker1", DAMAGE)
-    good.on("head", f"echo '# edited' >> .sparkrail/{good.name}/run/launch")
+    good.on("head", f"echo '# edited' >> /root/.sparkrail/{good.name}/run/launch")
     good.on("worker1", f"docker tag sparkrail/engine:lab {STUB_TAG}")
     good.send_signal("worker1", "raylet")
     poll(lambda: good.ray not in good.containers("worker1"))
