@@ -14,8 +14,10 @@ from blocks.cluster import (
     Worker,
 )
 from blocks.residue import Holder, Residue
+from blocks.watching import Canary, Watch
 
 __all__ = [
+    "Canary",
     "Cluster",
     "Head",
     "Holder",
@@ -28,5 +30,6 @@ __all__ = [
     "Residue",
     "Serve",
     "Ssh",
+    "Watch",
     "Worker",
 ]

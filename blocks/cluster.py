@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from blocks.mistakes import Location, field_path, in_words
 from blocks.residue import Residue
 from blocks.values import Number, Spec, User, Words, matching, no_bool, one_line
+from blocks.watching import Canary, Watch
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 # Prefect's rule for the names of blocks.
@@ -302,9 +303,11 @@ class Cluster(Spec):
     ray: Ray = Ray()
     proof: Proof = Proof()
     residue: Residue = Residue()
+    canary: Canary = Canary()
     environment: Variables = Field({})
     secrets: BlockName | None = Field(None, description="Name of an engine-secrets block.")
     nightly: Nightly | None = None
+    watch: Watch = Watch()
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -4,8 +4,9 @@ from typing import Any
 
 from prefect import flow
 
-from flows.deploy import endpoint_of, gather
+from flows.planning import gather
 from flows.steps import Steps, as_state, conduct, named
+from tasks.topology import endpoint_of
 
 
 @flow(name="check", flow_run_name=named("check"), persist_result=False)

@@ -34,6 +34,11 @@ def parser() -> argparse.ArgumentParser:
         ("status", "tell what runs where against what was asked; changes nothing"),
         ("logs", "show what the server, Ray and the ranks say; changes nothing"),
         ("bundle", "write an archive for a bug report, without secrets; changes nothing"),
+        ("releases", "list what was deployed, newest first; changes nothing"),
+        ("rollback", "start a release on record again"),
+        ("diff", "name how the nodes differ from the spec and the record; changes nothing"),
+        ("bench", "measure how fast the running model is"),
+        ("watch", "look at the running model once, as the watch does every few minutes"),
         ("destroy", "stop everything of ours and take our files away"),
         ("register", "create or update what Prefect needs to deploy it by itself, and nightly"),
     ):
@@ -60,7 +65,15 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "-o", "--output", metavar="FILE", help="default: sparkrail-NAME-TIME.tar.gz here"
             )
-        if verb in ("deploy", "destroy"):
+        if verb == "rollback":
+            command.add_argument(
+                "release",
+                metavar="RELEASE",
+                nargs="?",
+                default="",
+                help="as `releases` lists it, or its beginning; the newest that does not run",
+            )
+        if verb in ("deploy", "destroy", "rollback"):
             command.add_argument(
                 "--dry-run", action="store_true", help="say what would be done, change nothing"
             )
@@ -70,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
                 choices=("if-changed", "always"),
                 default="if-changed",
                 help="always: start anew even when nothing has changed",
+            )
+            command.add_argument(
+                "--force", action="store_true", help="try a release again that failed before"
             )
         if verb == "register":
             command.add_argument(
@@ -170,7 +186,8 @@ def _run(options: argparse.Namespace) -> "Report":
     from flows.terminal import Terminal
 
     flow, body = _flow(options.verb)
-    chosen = {name: getattr(options, name) for name in ("dry_run", "restart") if name in options}
+    names = ("dry_run", "restart", "force", "release")
+    chosen = {name: getattr(options, name) for name in names if name in options}
     terminal = Terminal()
     watching = LISTENER.set(terminal)
     try:
@@ -189,13 +206,23 @@ def _run(options: argparse.Namespace) -> "Report":
 
 
 def _flow(verb: str) -> tuple[Any, Callable[[str, dict[str, Any]], "Report"]]:
-    from flows import check, deploy, destroy, status
+    from flows import bench, check, deploy, destroy, diff, oversee, releases, rollback, status
     from flows.steps import conduct
 
+    def roll_back(cluster: str, chosen: dict[str, Any]) -> "Report":
+        release = chosen.pop("release", "")
+        return conduct(cluster, rollback.going_back(release), **chosen)
+
+    if verb == "rollback":
+        return rollback.rollback, roll_back
     flows: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "check": (check.check, check.look, {"dry_run": True}),
         "deploy": (deploy.deploy, deploy.bring_up, {}),
         "status": (status.status, status.tell, {"dry_run": True}),
+        "releases": (releases.releases, releases.list_releases, {"dry_run": True}),
+        "diff": (diff.diff, diff.tell_differences, {"dry_run": True}),
+        "bench": (bench.bench, bench.measure, {}),
+        "watch": (oversee.watch, oversee.oversee, {}),
         "destroy": (destroy.destroy, destroy.take_down, {}),
     }
     flow, body, fixed = flows[verb]

@@ -114,6 +114,7 @@ def _objects(
         "SPARKRAIL_SPEC": place,
         "SPARKRAIL_CRON": nightly.cron,
         "SPARKRAIL_TIMEZONE": nightly.timezone,
+        "SPARKRAIL_WATCH_MINUTES": str(spec.watch.minutes),
     }
     document = filled_in(DEPLOYMENTS, variables)
     wanted = deployments.wanted(document, scheduled=spec.nightly is not None)
@@ -125,6 +126,6 @@ def _objects(
         yield basics.ensure_pool(client, pool)
     for each in wanted:
         yield from deployments.ensure_deployment(client, each, have.get(each.full_name))
-    scheduled = next(each for each in wanted if each.schedules)
+    scheduled = next(each for each in wanted if deployments.NIGHTLY in each.schedules)
     variables["SPARKRAIL_NIGHTLY"] = scheduled.name
     yield from automations.ensure_automations(client, variables, block)

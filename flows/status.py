@@ -5,16 +5,17 @@ from typing import Any
 
 from prefect import flow
 
-from flows.deploy import endpoint_of, files_of, tell_facts, wanted_of
+from flows.planning import files_of, tell_facts, wanted_of
 from flows.steps import Call, Steps, as_state, call, conduct, named
 from tasks.container_looks import look_at_answer, look_at_containers, look_at_ray
 from tasks.converge import Outcome
 from tasks.errors import NotReady, SparkrailError
 from tasks.facts import NodeFacts
+from tasks.failed_releases import not_tried
 from tasks.images import ensure_image
 from tasks.preflight import problems
 from tasks.standings import Looked, standings
-from tasks.topology import ContainerSpec, ray_container
+from tasks.topology import ContainerSpec, endpoint_of, ray_container
 from tasks.weights import ensure_weights
 
 Wanted = Mapping[str, tuple[ContainerSpec, ...]]
@@ -50,6 +51,7 @@ def tell(steps: Steps) -> None:
 
     whole = []
     if head in reached:
+        steps.tables |= not_tried(cluster)
         whole.append(call(look_at_answer, node=head))
     if has_ray(looked.get(head.name), ray_container(cluster)):
         whole.append(call(look_at_ray, node=head))

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from prefect.context import FlowRunContext, TagsContext
 from prefect.runtime import flow_run
 
 from blocks import Cluster
+from flows.failed_runs import Ending, Recovered, RunFailed, StepsFailed, summary_of, told
 from flows.outages import GRACE, CancelledByUser, to_its_end, wait_for_api
 from flows.runners import Call, Result, Runner, TaskRuns, Threads, call
 from flows.watch import Watch
@@ -25,6 +26,7 @@ from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
 from tasks.inventory import load_cluster
 from tasks.preflight import Problem
 from tasks.report import Report, Row, outcome_of, publish
+from tasks.secret_values import forget_keys
 from tasks.standings import Standing
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 Restart = Literal["if-changed", "always"]
+STATE_NAMES = {"rolled-back": "RolledBack", "broken": "Broken"}
 EXIT_CODES: dict[type[BaseException], int] = {InvalidSpec: 2, PreflightFailed: 3, Locked: 4}
 
 
@@ -72,58 +75,6 @@ class Silent:
 LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
-class StepsFailed(SparkrailError):
-    """One or more steps failed; all of them are named."""
-
-    def __init__(self, failures: Sequence[tuple[str, str, BaseException]]) -> None:
-        self.failures = tuple(failures)
-        super().__init__("\n".join(_failure_text(*failure) for failure in failures))
-
-    @property
-    def first(self) -> BaseException:
-        return self.failures[0][2]
-
-
-class RunFailed(SparkrailError):
-    """How a flow run that failed ended: what Prefect keeps of a failure must be an exception."""
-
-    def __init__(self, report: Report) -> None:
-        super().__init__(report.error or "")
-        self.report = report
-
-
-def _failure_text(step: str, node: str, error: BaseException) -> str:
-    if not isinstance(error, SparkrailError):
-        return f"{step} on {node}: {type(error).__name__}: {error}"
-    if error.node not in ("", node):
-        return f"{step} on {node}: {error}"
-    # What waits for something says itself what for.
-    said = (error.brief.removeprefix(f"{step}: "), error.details, error.remedy)
-    return f"{step} on {node}: " + "\n".join(part for part in said if part)
-
-
-def _summary(error: BaseException | None) -> str:
-    """What the Prefect UI shows without line breaks: what to do before all that was said."""
-    if not isinstance(error, StepsFailed):
-        return _told(error) or ""
-    return "\n".join(_failure_summary(*failure) for failure in error.failures)
-
-
-def _failure_summary(step: str, node: str, error: BaseException) -> str:
-    if not isinstance(error, SparkrailError):
-        return _failure_text(step, node, error)
-    where = "" if error.node in ("", node) else f"{error.node}: "
-    return "\n".join(
-        part
-        for part in (
-            f"{step} on {node}: {where}{error.brief.removeprefix(f'{step}: ')}",
-            error.remedy and f"What to do: {error.remedy}",
-            error.details and f"What was said: {error.details}",
-        )
-        if part
-    )
-
-
 @dataclass
 class Steps:
     """Runs steps and keeps what came of them."""
@@ -135,7 +86,25 @@ class Steps:
     problems: tuple[Problem, ...] = ()
     endpoint: str | None = None
     running: tuple[Standing, ...] | None = None
+    outage: float | None = None
+    chart: str = ""
+    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     again_after: float = 2.0
+
+    stopped: float | None = None  # When the old server was, by the monotonic clock.
+
+    def on(self, cluster: Cluster) -> "Steps":
+        """For steps on another spec of the same cluster; their rows stand among ours."""
+        return self if cluster == self.cluster else replace(self, cluster=cluster)
+
+    def stops(self) -> None:
+        """From now on, the model does not answer."""
+        self.stopped = self.stopped or time.monotonic()
+
+    def answers(self) -> None:
+        """The model answers again."""
+        if self.stopped is not None:
+            self.outage = time.monotonic() - self.stopped
 
     def one(self, task: Task[..., Outcome], **arguments: Any) -> Outcome:
         """Run one step on the head unless `node` says otherwise."""
@@ -176,7 +145,7 @@ class Steps:
             runner.wait(list(begun), GRACE)
             raise
         in_order = [ended[place] for place in range(len(calls))]
-        self.rows += [row for row, _ in in_order]
+        self.rows.extend(row for row, _ in in_order)
         return [result for _, result in in_order]
 
 
@@ -207,6 +176,7 @@ def conduct(
     *,
     dry_run: bool = False,
     restart: Restart = "if-changed",
+    force: bool = False,
 ) -> Report:
     """Run a flow's body from spec to report; whatever happens, the report tells it."""
     started = time.monotonic()
@@ -214,7 +184,7 @@ def conduct(
         spec = load_cluster(cluster)
     except InvalidSpec as error:
         return _report(cluster, None, started, error)
-    run = Run(id=_run_id(), who=_who(), dry_run=dry_run, restart=restart)
+    run = Run(id=_run_id(), who=_who(), dry_run=dry_run, restart=restart, force=force or _again())
     os.environ[remote.RUN_VARIABLE] = f"{spec.name}/{run.id}"
     steps = Steps(spec, run, LISTENER.get() or Silent())
     artifacts.tag_run(f"cluster:{spec.name}")
@@ -238,6 +208,7 @@ def conduct(
         problem = error
     finally:
         remote.disconnect()
+        forget_keys()
     return _report(spec.name, steps, started, problem)
 
 
@@ -251,14 +222,17 @@ def _report(
     report = Report(
         cluster=cluster,
         state="failed" if error else "completed",
-        outcome=outcome_of(steps.rows) if steps else "unchanged",
+        outcome=_ending(error) or (outcome_of(steps.rows) if steps else "unchanged"),
         seconds=time.monotonic() - started,
         endpoint=steps.endpoint if steps else None,
+        outage_seconds=steps.outage if steps else None,
+        chart=steps.chart if steps else "",
+        tables={name: tuple(rows) for name, rows in steps.tables.items()} if steps else {},
         steps=tuple(steps.rows) if steps else (),
         problems=problems,
         running=steps.running if steps else None,
-        error=_told(error),
-        summary=_summary(error),
+        error=told(error),
+        summary=summary_of(error),
         exit_code=_exit_code(cause),
         cancelled=isinstance(error, CancelledByUser),
     )
@@ -268,12 +242,8 @@ def _report(
     return report
 
 
-def _told(error: BaseException | None) -> str | None:
-    if error is None:
-        return None
-    if isinstance(error, SparkrailError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+def _ending(error: BaseException | None) -> Ending | None:
+    return error.ending if isinstance(error, Recovered) else None
 
 
 def _exit_code(cause: BaseException | None) -> int:
@@ -291,7 +261,9 @@ def as_state(report: Report) -> Any:
     """The final state of a flow run: its message is what a person reads first in the UI."""
     if report.state == "failed":
         ended = states.Cancelled if report.cancelled else states.Failed
-        return ended(message=report.summary, data=RunFailed(report))
+        # Its events have the name of the state: automations tell these from other failures.
+        name = STATE_NAMES.get(report.outcome, ended.__name__)
+        return ended(message=report.summary, data=RunFailed(report), name=name)
     return states.Completed(
         name=report.outcome.capitalize(),
         message=f"{report.cluster}: {report.outcome} in {report.seconds:.0f} s",
@@ -302,6 +274,12 @@ def as_state(report: Report) -> Any:
 def _run_id() -> str:
     # A retry from the UI goes on with the same flow run, and so keeps what it itself started.
     return str(flow_run.get_root_flow_run_id() or uuid.uuid4())[:13]
+
+
+def _again() -> bool:
+    """Whether a person wants it: Retry, of a run that has failed."""
+    context = FlowRunContext.get()
+    return bool(context and context.flow_run and context.flow_run.run_count > 1)
 
 
 def _who() -> str:

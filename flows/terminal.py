@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flows.registration.changes import Registration
 from tasks.preflight import Problem
-from tasks.report import Report, Row
+from tasks.report import Report, Row, columns
 from tasks.standings import Standing
 
 WIDE = 200
@@ -89,9 +89,15 @@ def show(report: Report, *, every_check: bool = False) -> None:
             console.print(_problems(problems))
         if report.steps:
             console.print(_steps(report))
+    for rows in report.tables.values():
+        console.print(_rows(columns(rows), rows))
+    if report.chart:
+        console.print(report.chart, markup=False)
     if report.error:
         console.print(Text(report.error, style="bold red"))
     summary = f"{report.cluster}: {report.state}, {report.outcome}, {report.seconds:.1f} s"
+    if report.outage_seconds is not None:
+        summary += f", the model did not answer for {report.outage_seconds:.1f} s"
     if report.endpoint and report.state == "completed":
         summary += f", endpoint {report.endpoint}"
     console.print(summary)
@@ -124,6 +130,13 @@ def _running(rows: Sequence[Standing]) -> Table:
         table.add_row(
             row.node, row.what, Text(row.state, style=style), Text(row.asked), Text(row.runs)
         )
+    return table
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Table:
+    table = Table(*heads, box=None)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row.values()))
     return table
 
 

@@ -160,7 +160,10 @@ def create(
     }
     try:
         container = client.containers.create(
-            want.image, list(want.command[1:]), labels=labels, **options(want, shared)
+            want.found_as or want.image,
+            list(want.command[1:]),
+            labels=labels,
+            **options(want, shared),
         )
     except ImageNotFound as error:
         raise CommandFailed(f"no image {want.image}", node=node) from error

@@ -39,6 +39,7 @@ class Run(BaseModel, frozen=True):
     who: str
     dry_run: bool = False
     restart: Literal["if-changed", "always"] = "if-changed"
+    force: bool = False  # Also a release that failed before.
 
 
 class Outcome(BaseModel, frozen=True):

@@ -1,21 +1,25 @@
 """Questions to the running server, asked through the head's SSH connection."""
 
+import contextlib
 import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from blocks import Cluster
 from tasks.errors import NodeUnreachable, SparkrailError
-from tasks.remote import Remote, Stream, connect
+from tasks.remote import Remote, connect
+from tasks.remote import Stream as Channel
 
 PROMPT = "The quick brown fox"
 ANSWER_TOKENS = 4
 TOKENS = re.compile(r"^vllm:generation_tokens_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
+
+REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
 
 
 class Answer(BaseModel, frozen=True):
@@ -88,6 +92,26 @@ def asker(cluster: Cluster, api_key: str = "") -> Ask:
     return ask
 
 
+# The lines of the answer to a POST (path, body, timeout), as they come.
+Stream = Callable[[str, Any, float], Iterator[bytes]]
+
+
+def streamer(cluster: Cluster, api_key: str = "") -> Stream:
+    """A function that asks the cluster's endpoint for an answer in pieces."""
+    remote = connect(cluster, cluster.head)
+    host, port = asked_host(cluster), cluster.serve.port
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def stream(path: str, body: Any, timeout: float) -> Iterator[bytes]:
+        with _response(remote, host, port, "POST", path, body, headers, timeout) as response:
+            if response.status != 200:
+                said = _short(response.read())
+                raise Silent(f"{path}: HTTP {response.status}", details=said)
+            yield from response
+
+    return stream
+
+
 def asked_host(cluster: Cluster) -> str:
     """The address on the head by which we ask."""
     return "127.0.0.1" if cluster.serve.host == "0.0.0.0" else cluster.serve.host
@@ -103,6 +127,21 @@ def _request(
     headers: Mapping[str, str],
     timeout: float,
 ) -> tuple[int, bytes]:
+    with _response(remote, host, port, method, path, body, headers, timeout) as response:
+        return response.status, response.read()
+
+
+@contextlib.contextmanager
+def _response(
+    remote: Remote,
+    host: str,
+    port: int,
+    method: str,
+    path: str,
+    body: Any,
+    headers: Mapping[str, str],
+    timeout: float,
+) -> Iterator[http.client.HTTPResponse]:
     try:
         stream = remote.open_tunnel(host, port, timeout)
     except NodeUnreachable as error:
@@ -115,8 +154,7 @@ def _request(
     content = None if body is None else json.dumps(body).encode()
     try:
         connection.request(method, path, content, {"Content-Type": "application/json", **headers})
-        with connection.getresponse() as response:
-            return response.status, response.read()
+        yield connection.getresponse()
     except (OSError, EOFError, http.client.HTTPException) as error:
         remote.run(("true",), timeout=30)  # Raises when it is the node that is silent.
         late = isinstance(error, TimeoutError)
@@ -134,7 +172,7 @@ class _Tunnel:
     body. A socket lives on until what was made of it is closed too; a channel does not.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Channel) -> None:
         self.sendall = stream.sendall
         self.makefile = stream.makefile
 
@@ -151,17 +189,24 @@ def served_models(ask: Ask) -> list[str]:
 
 
 def complete(
-    ask: Ask, model: str, *, timeout: float = 60, clock: Callable[[], float] = time.monotonic
+    ask: Ask,
+    model: str,
+    *,
+    tokens: int = ANSWER_TOKENS,
+    timeout: float = 60,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """One greedy completion of a few tokens: the only proof that the engine works."""
     started = clock()
     body = {
         "model": model,
         "prompt": PROMPT,
-        "max_tokens": ANSWER_TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "seed": 0,
     }
+    if tokens != ANSWER_TOKENS:
+        body["ignore_eos"] = True  # vLLM's own: as many as were asked for, to be timed.
     status, content = ask("POST", "/v1/completions", body, timeout)
     if status != 200:
         raise Silent(f"a completion: HTTP {status}", details=_short(content))
@@ -198,12 +243,21 @@ def check_answers(ask: Ask, model: str, *, timeout: float = 60) -> Answer:
 
 def completed_tokens(ask: Ask) -> int:
     """The tokens that the engine has made so far, for anybody; 0 where it does not count them."""
+    return _counted(ask, TOKENS)
+
+
+def running_requests(ask: Ask) -> int:
+    """The requests that the engine works on or has in its queue; 0 where it does not tell."""
+    return _counted(ask, REQUESTS)
+
+
+def _counted(ask: Ask, rows: re.Pattern[str]) -> int:
     try:
         status, content = ask("GET", "/metrics", None, 10)
     except Silent:
         return 0
-    rows = TOKENS.findall(content.decode(errors="replace")) if status == 200 else []
-    return int(sum(map(float, rows)))
+    found = rows.findall(content.decode(errors="replace")) if status == 200 else []
+    return int(sum(map(float, found)))
 
 
 def _at(stage: Literal["names", "completion"], error: Silent) -> Silent:

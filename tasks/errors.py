@@ -10,6 +10,7 @@ SparkrailError             brief, details, remedy
 ├── CommandFailed          a command on a node exited with a code that is no answer
 ├── CommandTimedOut        a command on a node passed its deadline; its process group was ended
 ├── Cancelled              the run was cancelled; the remote process group was ended
+├── FailedBefore           the same release failed before, and nobody wants it tried again
 ├── NotOurs                a container under our name that we did not start
 ├── NotConverged           steps ran, and the plan is still not empty
 └── NotReady               the deadline passed, or what we waited for is gone
@@ -83,6 +84,12 @@ class CommandTimedOut(SparkrailError):
 
 class Cancelled(SparkrailError):
     """The run was cancelled."""
+
+
+class FailedBefore(SparkrailError):
+    """The same release failed before; it is not tried again by itself."""
+
+    heals: bool = True  # Whether the last good release should run meanwhile.
 
 
 class NotOurs(SparkrailError):

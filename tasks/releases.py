@@ -1,10 +1,7 @@
-"""What should run on the nodes, whether it already does, and the record of what was deployed."""
+"""What should run on the nodes, and whether it already does."""
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -12,20 +9,21 @@ from blocks import Cluster, Node
 from tasks import containers, endpoint
 from tasks.containers import Container
 from tasks.converge import Outcome, Run, step
+from tasks.differences import explained
 from tasks.engines import engine
 from tasks.errors import CommandFailed, CommandTimedOut, NotReady
 from tasks.ray_nodes import membership_problems, observe_ray
-from tasks.remote import connect
-from tasks.secret_values import load_secrets
-from tasks.topology import ContainerSpec, digest_of, ray_container, serve_container, state_folder
-
-KEPT = 5
+from tasks.records import Release, read_releases
+from tasks.secret_values import api_key
+from tasks.topology import ContainerSpec, digest_of, ray_container, serve_container
 
 
 class Wanted(BaseModel, frozen=True):
-    """The containers of every node, by node name."""
+    """The containers of every node, by node name; and, to be told, what they are given."""
 
     nodes: Mapping[str, tuple[ContainerSpec, ...]]
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, Mapping[str, str]] = {}  # Without secrets.
 
     @property
     def digest(self) -> str:
@@ -46,9 +44,13 @@ class Decision(BaseModel, frozen=True):
 
 
 def compare(
-    cluster: Cluster, wanted: Wanted, have: Mapping[str, Mapping[str, Container]], run: Run
+    cluster: Cluster,
+    wanted: Wanted,
+    have: Mapping[str, Mapping[str, Container]],
+    run: Run,
+    releases: Sequence[Release] = (),
 ) -> Decision:
-    """What must be stopped and started, by what docker reports alone.
+    """What must be stopped and started, by what docker reports; the record helps to tell why.
 
     A head that starts anew takes every worker and the server with it; a worker that starts anew
     takes the server, because its rank is lost.
@@ -60,7 +62,8 @@ def compare(
             why = _why(spec, have[name], run)
             if why:
                 going[name].add(spec.name)
-                reasons.append(f"{spec.name} on {name}: {why}")
+                more = _more(wanted, name, spec, have[name], releases)
+                reasons.append(f"{spec.name} on {name}: {why}{more}")
     _spread(cluster, going)
     return _decision(cluster, wanted, going, have, reasons)
 
@@ -70,6 +73,21 @@ def _why(spec: ContainerSpec, have: Mapping[str, Container], run: Run) -> str:
     if container is None:
         return "it is not there"
     return containers.why_replace(spec, container, have.get(spec.shares), run.id, run.restart)
+
+
+def _more(
+    wanted: Wanted,
+    node: str,
+    spec: ContainerSpec,
+    have: Mapping[str, Container],
+    releases: Sequence[Release],
+) -> str:
+    digest = have[spec.name].label(containers.DIGEST_LABEL) if spec.name in have else spec.digest
+    if digest == spec.digest:
+        return ""
+    variables = wanted.environment.get(node, {})
+    told = explained(releases, node, digest, spec, wanted.arguments, variables)
+    return f" ({told})" if told else ""
 
 
 def _spread(cluster: Cluster, going: dict[str, set[str]]) -> None:
@@ -140,7 +158,7 @@ def lost(cluster: Cluster, problem_nodes: Sequence[str], why: Sequence[str]) -> 
 @step("decide")
 def decide(cluster: Cluster, node: Node, run: Run, wanted: Wanted) -> Outcome:
     """Whether what runs is what is wanted and answers; else what must be stopped for it."""
-    decision = compare(cluster, wanted, observe_containers(cluster), run)
+    decision = compare(cluster, wanted, observe_containers(cluster), run, read_releases(cluster))
     if decision.nothing_to_do:
         decision = _alive(cluster, node)
     detail = "; ".join(decision.reasons) or f"as wanted, and {decision.answer}"
@@ -156,55 +174,9 @@ def _alive(cluster: Cluster, node: Node) -> Decision:
     problems = membership_problems(cluster, members)
     if problems:
         return lost(cluster, [name for name, _ in problems], [why for _, why in problems])
-    ask = endpoint.asker(cluster, load_secrets(cluster).api_key)
+    ask = endpoint.asker(cluster, api_key(cluster))
     try:
         answer = endpoint.check_answers(ask, cluster.model.name)
     except endpoint.Silent as error:
         return lost(cluster, [], [f"the server does not answer: {error.brief}"])
     return Decision(answer=answer.told)
-
-
-# --- the record ---------------------------------------------------------------------------------
-
-
-class Release(BaseModel, frozen=True):
-    """What was deployed, when and by which run."""
-
-    digest: str
-    image: str
-    image_content: str
-    weights: str
-    arguments: tuple[str, ...]
-    versions: Mapping[str, str] = {}
-    run: str
-    at: str
-
-
-def parse_releases(text: str) -> list[dict[str, Any]]:
-    """The record as it stands on the head, newest first; an unreadable one is started anew."""
-    try:
-        found = json.loads(text) if text.strip() else []
-    except ValueError:
-        return []
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-
-
-@step("record")
-def record_release(cluster: Cluster, node: Node, run: Run, home: str, release: Release) -> Outcome:
-    """The head keeps what was deployed, the last five; the same release is recorded once."""
-    remote = connect(cluster, node)
-    path = f"{state_folder(cluster, home)}/releases.json"
-    text = remote.run(("sh", "-c", '[ ! -e "$1" ] || cat -- "$1"', "sh", path)).stdout
-    kept = parse_releases(text)
-    if kept and kept[0].get("digest") == release.digest:
-        return Outcome(step="record", node=node.name, status="unchanged")
-    if run.dry_run:
-        return Outcome(step="record", node=node.name, status="planned")
-    rows = [release.model_dump(mode="json"), *kept][:KEPT]
-    remote.put(path, (json.dumps(rows, indent=2) + "\n").encode())
-    return Outcome(step="record", node=node.name, status="changed", detail=release.digest)
-
-
-def now() -> str:
-    """For the record: local time with its offset, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

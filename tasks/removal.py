@@ -6,7 +6,7 @@ from functools import partial
 from pydantic import BaseModel
 
 from blocks import Cluster, Node
-from tasks import containers
+from tasks import containers, held_images
 from tasks.containers import CLUSTER_LABEL, Container, Remove, parse_container
 from tasks.converge import Outcome, Run, converge, step
 from tasks.engines import engine
@@ -27,6 +27,7 @@ class Left(BaseModel, frozen=True):
     """What there still is of a cluster on a node."""
 
     containers: tuple[Container, ...] = ()
+    images: tuple[str, ...] = ()  # Our names for images of releases.
     folder: str = ""
 
 
@@ -40,11 +41,25 @@ class RemoveFolder:
         return f"remove {self.path}"
 
 
-def plan(cluster: Cluster, have: Left) -> list[Remove | RemoveFolder]:
+@dataclass(frozen=True)
+class RemoveName:
+    """Take our name from an image that was held for a rollback."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"remove {self.name}"
+
+
+Step = Remove | RemoveName | RemoveFolder
+
+
+def plan(cluster: Cluster, have: Left) -> list[Step]:
     """The server before Ray, files last."""
     first = serve_container(cluster)
     order = sorted(have.containers, key=lambda container: container.name != first)
-    steps: list[Remove | RemoveFolder] = [Remove(each, "destroy") for each in order]
+    steps: list[Step] = [Remove(each, "destroy") for each in order]
+    steps += [RemoveName(name) for name in have.images]
     return [*steps, RemoveFolder(have.folder)] if have.folder else steps
 
 
@@ -60,12 +75,15 @@ def remove_all(cluster: Cluster, node: Node, run: Run) -> Outcome:
             )
             return Left(
                 containers=tuple(parse_container(row) for row in rows if row.get("Names")),
+                images=tuple(held_images.names(client, cluster)),
                 folder=_folder(remote, cluster),
             )
 
-        def act(step: Remove | RemoveFolder) -> None:
+        def act(step: Step) -> None:
             if isinstance(step, RemoveFolder):
                 remote.run(("sh", "-ec", REMOVE, "sh", step.path))
+            elif isinstance(step, RemoveName):
+                held_images.remove_name(client, step.name)
             else:
                 containers.remove(client, step.container)
 

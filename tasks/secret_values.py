@@ -9,10 +9,30 @@ from tasks import hidden
 from tasks.errors import InvalidSpec
 from tasks.topology import Secrets
 
+# API keys of releases that were restored, by cluster: the block may hold another one meanwhile.
+_restored: dict[str, str] = {}
+
 
 def load_secrets(cluster: Cluster) -> Secrets:
     """What the spec's secrets block holds; nothing when the spec names none."""
     return _load(cluster.secrets) if cluster.secrets else Secrets()
+
+
+def use_key(cluster: Cluster, key: str) -> None:
+    """From now on the server of this cluster is asked with this API key."""
+    hidden.hide([key])
+    _restored[cluster.name] = key
+
+
+def forget_keys() -> None:
+    """At the end of a run: the next one asks with what the block holds."""
+    _restored.clear()
+
+
+def api_key(cluster: Cluster) -> str:
+    """What the server must be asked with; nothing where it wants no key."""
+    restored = _restored.get(cluster.name)
+    return load_secrets(cluster).api_key if restored is None else restored
 
 
 @lru_cache

@@ -28,7 +28,7 @@ from tasks.failures import ANSI, find_failure, shorten
 from tasks.listeners import Listener, listeners_of, strangers
 from tasks.rank_logs import Ranks, culprit
 from tasks.residue import remember
-from tasks.secret_values import load_secrets
+from tasks.secret_values import api_key
 from tasks.topology import ContainerSpec, serve_container
 
 LOG_LINES = 400
@@ -82,7 +82,7 @@ def serve(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcom
         start = Start(
             client,
             cluster,
-            endpoint.asker(cluster, load_secrets(cluster).api_key),
+            endpoint.asker(cluster, api_key(cluster)),
             partial(listeners_of, cluster, node, want.name, cluster.serve.port),
             Ranks(cluster),
         )

@@ -59,6 +59,8 @@ class ContainerSpec(BaseModel, frozen=True):
     shares: str = ""  # Name of the container whose /dev/shm, /tmp/ray and processes it shares.
     # The boot of the node in which it is made: of the container's labels, not of its digest.
     boot: str = Field("", exclude=True)
+    # By which name docker finds that content, where it is not the image's own any more.
+    found_as: str = Field("", exclude=True)
 
     @property
     def digest(self) -> str:
@@ -96,6 +98,12 @@ def ray_container(cluster: Cluster) -> str:
 
 def serve_container(cluster: Cluster) -> str:
     return f"sparkrail-{cluster.name}-serve"
+
+
+def endpoint_of(cluster: Cluster) -> str:
+    """Where clients find the model."""
+    host = cluster.serve.host if cluster.serve.host != "0.0.0.0" else cluster.head.address
+    return f"http://{host}:{cluster.serve.port}/v1"
 
 
 def environment(

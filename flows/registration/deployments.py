@@ -22,6 +22,8 @@ from flows.registration.changes import Change, Outcome
 from flows.registration.templates import ROOT
 from tasks.errors import SparkrailError
 
+NIGHTLY = "nightly"
+SWITCHED_OFF = "off until it is switched on in the Prefect UI"
 NO_SCHEDULE = "none: the spec has no nightly part"
 
 
@@ -33,6 +35,7 @@ class Wanted:
     name: str
     fields: dict[str, Any]
     schedules: dict[str, CronSchedule | None]  # By their slug; None where there must be none.
+    off: frozenset[str] = frozenset()  # Those that begin switched off.
 
     @property
     def full_name(self) -> str:
@@ -40,7 +43,7 @@ class Wanted:
 
 
 def wanted(document: dict[str, Any], *, scheduled: bool) -> list[Wanted]:
-    """All deployments of the file; without a `nightly` in the spec, they have no schedules."""
+    """All deployments of the file; without a `nightly` in the spec, that one has no schedule."""
     return [_wanted(each, document["pull"], scheduled) for each in document["deployments"]]
 
 
@@ -62,10 +65,13 @@ def _wanted(each: dict[str, Any], pull: list[dict[str, Any]], scheduled: bool) -
         "concurrency_options": ConcurrencyOptions(**options) if limit else None,
     }
     schedules = {
-        at["slug"]: CronSchedule(cron=at["cron"], timezone=at["timezone"]) if scheduled else None
+        at["slug"]: CronSchedule(cron=at["cron"], timezone=at["timezone"])
+        if scheduled or at["slug"] != NIGHTLY
+        else None
         for at in each.get("schedules", [])
     }
-    return Wanted(flow.name, each["name"], fields, schedules)
+    off = frozenset(at["slug"] for at in each.get("schedules", []) if not at.get("active", True))
+    return Wanted(flow.name, each["name"], fields, schedules, off)
 
 
 def existing(
@@ -160,7 +166,9 @@ def _ensure_schedules(
         detail = f"{schedule.cron} {schedule.timezone}" if schedule else NO_SCHEDULE
         outcome: Outcome = "unchanged"
         if schedule and found is None:
-            create = DeploymentScheduleCreate(schedule=schedule, slug=slug, active=True)
+            create = DeploymentScheduleCreate(
+                schedule=schedule, slug=slug, active=slug not in want.off
+            )
             client.create_deployment_schedules(have.id, [create])
             outcome = "created"
         elif schedule and found and found.schedule != schedule:
@@ -169,6 +177,9 @@ def _ensure_schedules(
         elif found and schedule is None:
             client.delete_deployment_schedule(have.id, found.id)
             outcome = "removed"
-        if schedule and (have.paused or (found and not found.active)):
+        off = slug in want.off and not (found and found.active)
+        if schedule and off:
+            detail += f", {SWITCHED_OFF}"
+        elif schedule and (have.paused or (found and not found.active)):
             detail += ", paused"
         yield Change(kind="schedule", name=want.full_name, outcome=outcome, detail=detail)

@@ -69,6 +69,8 @@ def first(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Spe
             "deployment deploy/on-demand": "created",
             "deployment deploy/nightly": "created",
             "schedule deploy/nightly": "created",
+            "deployment watch/every-few-minutes": "created",
+            "schedule watch/every-few-minutes": "created",
             "automation sparkrail first: crashed": "created",
         }
     return spec

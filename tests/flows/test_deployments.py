@@ -17,6 +17,7 @@ VALUES = {
     "SPEC": "sparks",
     "CRON": "0 4 * * *",
     "TIMEZONE": "Europe/Berlin",
+    "WATCH_MINUTES": "5",
 }
 
 
@@ -43,8 +44,8 @@ def flow_of(deployment: dict[str, Any]) -> Flow[..., Any]:
 
 
 def test_the_deployments() -> None:
-    assert NAMES == ["on-demand", "nightly"]
-    assert [flow_of(each).name for each in DEPLOYMENTS] == ["deploy", "deploy"]
+    assert NAMES == ["on-demand", "nightly", "every-few-minutes"]
+    assert [flow_of(each).name for each in DEPLOYMENTS] == ["deploy", "deploy", "watch"]
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=NAMES)
@@ -58,7 +59,7 @@ def test_its_parameters_are_parameters_of_its_flow(deployment: dict[str, Any]) -
 def test_every_schedule_has_a_slug_and_a_timezone(deployment: dict[str, Any]) -> None:
     """Without a slug, registering again would add a second schedule."""
     for schedule in deployment.get("schedules", []):
-        assert set(schedule) == {"cron", "timezone", "slug"}
+        assert set(schedule) - {"active"} == {"cron", "timezone", "slug"}
         assert CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])
 
 
@@ -70,6 +71,15 @@ def test_the_nightly_one_runs_once_a_night_and_never_beside_itself() -> None:
         "collision_strategy": "CANCEL_NEW",
         "grace_period_seconds": 60,
     }
+
+
+def test_the_watch_is_off_at_first() -> None:
+    [schedule] = DEPLOYMENTS[2]["schedules"]
+    assert (schedule["slug"], schedule["cron"], schedule["active"]) == (
+        "watch",
+        "*/5 * * * *",
+        False,
+    )
 
 
 def test_flows_run_from_the_checkout() -> None:

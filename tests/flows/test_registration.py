@@ -72,28 +72,39 @@ def test_the_first_time_makes_everything_and_the_second_nothing(
         f"deployment deploy/on-demand-{name}": "created",
         f"deployment deploy/nightly-{name}": "created",
         f"schedule deploy/nightly-{name}": "created",
+        f"deployment watch/every-few-minutes-{name}": "created",
+        f"schedule watch/every-few-minutes-{name}": "created",
         f"automation sparkrail {name}: crashed": "created",
     }
     assert (first.outcome, first.exit_code, first.warnings) == ("changed", 0, ())
     assert changed(second) == {}
     assert outcomes(second).keys() == outcomes(first).keys()
     assert (second.outcome, second.exit_code) == ("unchanged", 0)
-    assert sorted(deployments(client, name)) == [f"nightly-{name}", f"on-demand-{name}"]
+    assert sorted(deployments(client, name)) == [
+        f"every-few-minutes-{name}",
+        f"nightly-{name}",
+        f"on-demand-{name}",
+    ]
     assert len(schedules(client, spec)) == 1
     assert len(client.read_automations_by_name(f"sparkrail {name}: crashed")) == 1
 
 
 def test_what_is_registered(spec: Spec, client: SyncPrefectClient) -> None:
     spec.register()
-    for deployment in deployments(client, spec.name).values():
+    mine = deployments(client, spec.name)
+    for name, deployment in mine.items():
+        flow = "oversee.py:watch" if name.startswith("every") else "deploy.py:deploy"
         assert deployment.parameters == {"cluster": str(spec.path)}
         assert deployment.tags == [f"cluster:{spec.name}"]
         assert deployment.work_pool_name == "sparkrail"
-        assert deployment.entrypoint == "flows/deploy.py:deploy"
+        assert deployment.entrypoint == f"flows/{flow}"
         assert deployment.job_variables == {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}}
         assert deployment.pull_steps == [
             {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
         ]
+    (watch,) = mine[f"every-few-minutes-{spec.name}"].schedules
+    assert (watch.slug, watch.active) == ("watch", False)
+    assert watch.schedule == CronSchedule(cron="*/5 * * * *", timezone="Etc/UTC")
     (schedule,) = schedules(client, spec)
     assert (schedule.slug, schedule.active) == ("nightly", True)
     assert schedule.schedule == CronSchedule(**NIGHTLY)
@@ -106,7 +117,7 @@ def test_what_is_registered(spec: Spec, client: SyncPrefectClient) -> None:
 def test_the_first_cluster_on_a_server_has_the_plain_names(
     first: Spec, client: SyncPrefectClient
 ) -> None:
-    assert sorted(deployments(client, first.name)) == ["nightly", "on-demand"]
+    assert sorted(deployments(client, first.name)) == ["every-few-minutes", "nightly", "on-demand"]
     assert changed(first.register()) == {}
 
 
@@ -119,6 +130,7 @@ def test_by_hand_is_the_same(first: Spec, client: SyncPrefectClient, processes: 
         "SPARKRAIL_SPEC": str(first.path),
         "SPARKRAIL_CRON": NIGHTLY["cron"],
         "SPARKRAIL_TIMEZONE": NIGHTLY["timezone"],
+        "SPARKRAIL_WATCH_MINUTES": "5",
     }
     file = "deployments/prefect.yaml"
     subprocess.run(
@@ -171,7 +183,7 @@ def test_what_was_paused_in_the_ui_stays_paused(
     for hour, outcome in ("0 4 * * *", "unchanged"), ("0 5 * * *", "updated"):
         again = spec.register({"cron": hour, "timezone": "Europe/Berlin"})
         assert outcomes(again)[f"schedule deploy/nightly-{spec.name}"] == outcome
-        (line,) = (each for each in again.objects if each.kind == "schedule")
+        line = next(each for each in again.objects if each.kind == "schedule")
         assert line.detail == f"{hour} Europe/Berlin, paused"
         after = nightly()
         assert after.paused == paused.paused

@@ -73,6 +73,15 @@ class Said:
         return str(self.document["outcome"])
 
     @property
+    def rows(self) -> list[str]:
+        """The rows, such as `worker join on worker1`, in their order."""
+        return [f"{row['step']} on {row['node']}" for row in self.document["steps"]]
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        """What was found out, under that name."""
+        return list(self.document["tables"][name])
+
+    @property
     def error(self) -> str:
         """What the document says went wrong; where there is none, all that was said."""
         return str(self.document["error"]) if self.document else self.stderr
@@ -331,6 +340,7 @@ def use_stub(document: dict[str, Any]) -> None:
     document["name"] = "stub"
     document["image"]["name"] = STUB_TAG
     document["serve"]["arguments"] = []
+    document["canary"] = {"again_seconds": 0}
     # Its two imports of torch take longer than all other steps together.
     document["proof"] = {"enabled": False}
 

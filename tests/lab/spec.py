@@ -55,6 +55,8 @@ def document(lab: Lab, shape: Shape) -> dict[str, Any]:
             "pipeline_parallel": count // tensor,
             "arguments": ["--enforce-eager", "--dtype=bfloat16", "--max-model-len=256"],
         },
+        # A while of a person's patience, not of a model's.
+        "canary": {"again_seconds": 2},
         "ray": {"port": 6379, "object_store_mib": 200},
         "environment": {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"},
     }

@@ -4,8 +4,10 @@
 It is called, waits for Ray, answers over HTTP and asks for the API key as vLLM does, in a second
 instead of a minute; what it answers comes from no model. It ends at once when it is asked for too
 long a context, which vLLM finds out only when it starts, too. With STUB_HOLD in its environment it
-loads its weights until SIGUSR1; with STUB_TELL it gives its environment away. It stands in the
-image as /usr/local/bin/vllm, so it imports nothing of ours.
+loads its weights until SIGUSR1; with STUB_TELL it gives its environment away; with STUB_SLOW it
+takes so many seconds for each token. It counts as vLLM does, and counts as busy, or as busy without
+getting on, while /busy or /stuck stands in its container; /dead makes all completions
+fail. It stands in the image as /usr/local/bin/vllm, so it imports nothing of ours.
 """
 
 import argparse
@@ -15,10 +17,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 ANSWER = " of the stub"
 LONGEST = 4096
+SLOW = float(os.environ.get("STUB_SLOW", "0"))
 
 
 def main() -> None:
@@ -61,10 +66,13 @@ def parser() -> argparse.ArgumentParser:
 class Handler(BaseHTTPRequestHandler):
     names = ""
     key = ""
+    made = 0
 
     def do_GET(self) -> None:
         if self.path == "/health":
             self._say(200, None)
+        elif self.path == "/metrics":
+            self._metrics()
         elif self._allowed() and self.path == "/v1/models":
             self._say(200, {"object": "list", "data": [{"id": self.names, "object": "model"}]})
 
@@ -76,9 +84,46 @@ class Handler(BaseHTTPRequestHandler):
         if asked["model"] != self.names:
             self._say(404, {"error": {"message": f"The model {asked['model']} does not exist."}})
             return
+        if Path("/dead").exists():
+            self._say(500, {"error": {"message": "EngineDeadError"}})
+            return
         tokens = asked["max_tokens"]
+        if asked.get("stream"):
+            self._stream(tokens)
+            return
+        time.sleep(SLOW * tokens)
+        Handler.made += tokens
         choice = {"index": 0, "text": ANSWER, "finish_reason": "length"}
         self._say(200, {"choices": [choice], "usage": {"completion_tokens": tokens}})
+
+    def _stream(self, tokens: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for _ in range(tokens):
+            time.sleep(SLOW)
+            Handler.made += 1
+            self._event({"choices": [{"index": 0, "text": " x"}]})
+        self._event({"choices": [], "usage": {"completion_tokens": tokens}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, document: object) -> None:
+        self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
+
+    def _metrics(self) -> None:
+        busy = Path("/busy").exists()
+        Handler.made += 10 * busy
+        running = int(busy or Path("/stuck").exists())
+        name = f'{{engine="0",model_name="{self.names}"}}'
+        text = (
+            f"vllm:num_requests_running{name} {running}.0\n"
+            f"vllm:num_requests_waiting{name} 0.0\n"
+            f"vllm:generation_tokens_total{name} {Handler.made}.0\n"
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
 
     def _allowed(self) -> bool:
         if self.key and self.headers.get("Authorization") != f"Bearer {self.key}":

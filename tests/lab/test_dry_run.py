@@ -25,6 +25,7 @@ def test_three_states(stub: Product) -> None:
         "worker join on worker1",
         "cluster verification on head",
         "vLLM serve on head",
+        "canary on head",
         "record on head",
     }
     relayed = {"script relay on head", "script relay on worker1"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blocks import Cluster
-from flows.deploy import fabric_of, files_of
+from flows.planning import fabric_of, files_of
 from tasks import remote
 from tasks.converge import Run
 from tasks.errors import NotReady

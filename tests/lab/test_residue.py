@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from blocks import Cluster, Node, Residue
-from flows.deploy import restored_on_failure
+from flows.recovery import restored_on_failure
 from flows.steps import Silent, Steps
 from tasks import remote
 from tasks.containers import CLUSTER_LABEL

@@ -59,7 +59,8 @@ def quick(attempt: Attempt) -> bool:
 def test_a_link_that_fails_during_the_join(
     stub: Product, prefect: Processes, runs: FlowRuns, mended: Callable[[], None]
 ) -> None:
-    """Retry in the old UI; also that the first deploy shows what it does."""
+    """Retry in the old UI; also that the first deploy shows what it does, and is cleared away."""
+    stub.destroy()
     stub.on("worker1", "rm -rf /models/tiny")
     run = runs.start(cluster=str(stub.spec))
     poll(lambda: started(stub, "head", run, stub.ray), 300, every=0.5)
@@ -69,9 +70,11 @@ def test_a_link_that_fails_during_the_join(
     assert first.state == "Failed"
     assert first.message.startswith("worker join on worker1: no SSH connection to root@10.77.0.2")
     assert "Is worker1 up" in first.message
-    assert [name for name, state in first.steps.items() if state == "Failed"] == [
-        "worker join on worker1"
-    ]
+    assert {name for name, state in first.steps.items() if state == "Failed"} == {
+        "worker join on worker1",
+        "clear on worker1",
+    }
+    assert stub.containers("head", "--all") == {}
     shown = runs.artifacts(run)
     assert shown["report-stub"].startswith("# stub: failed")
     assert shown["weights-sync-stub-worker1"] == 100
@@ -84,7 +87,13 @@ def test_a_link_that_fails_during_the_join(
     again = runs.ended(run, 2)
     assert again.state == "Changed"
     assert quick(again)
-    assert again.changed == ["worker join on worker1", "vLLM serve on head", "record on head"]
+    assert set(again.changed) - {"script relay on worker1", "stop on worker1"} == {
+        "script relay on head",
+        "Ray head start on head",
+        "worker join on worker1",
+        "vLLM serve on head",
+        "record on head",
+    }
     assert runs.artifacts(run)["report-stub"].startswith("# stub: completed, changed")
 
 
@@ -98,6 +107,8 @@ def test_a_server_that_crashes_and_then_the_ray_head_dies(
     first = runs.ended(run)
     assert first.message.startswith("vLLM serve on head: its container is exited")
     assert "999999" in first.message
+    assert first.state == "RolledBack"
+    assert stub.answer() == " of the stub"
 
     stub.on("head", f"docker kill {stub.ray}")
     stub.write()
@@ -108,8 +119,8 @@ def test_a_server_that_crashes_and_then_the_ray_head_dies(
         again = runs.ended(run, 2)
         assert again.state == "Changed"
         assert quick(again)
-        assert set(again.changed) - {"record on head"} == {
-            "script relay on head",
+        assert set(again.changed) == {
+            "breaker on head",
             "stop on head",
             "stop on worker1",
             "Ray head start on head",
@@ -151,7 +162,8 @@ FREE = "[ ! -e /run/occupied.pid ] || { kill $(cat /run/occupied.pid); rm /run/o
 def test_a_real_server_that_finds_its_port_taken(
     lab_cluster: Product, stub: Product, prefect: Processes, runs: FlowRuns
 ) -> None:
-    """`prefect flow-run retry`, and with `restart: always` what the run itself started stays."""
+    """`prefect flow-run retry`, after everything was cleared away."""
+    stub.destroy()
     changes = {"name": stub.name, "proof": {"enabled": False}}
     real = lab_cluster.but(stub.folder, lambda document: document.update(changes))
     real.write()
@@ -163,13 +175,20 @@ def test_a_real_server_that_finds_its_port_taken(
     finally:
         real.on("head", FREE)
     assert first.message.startswith("vLLM serve on head: another process listens on the port")
-    ray = [real.containers(name)[real.ray] for name in real.nodes]
+    assert [real.containers(name, "--all") for name in real.nodes] == [{}, {}]
 
     prefect.command("prefect", "flow-run", "retry", str(run))
     again = runs.ended(run, 2, timeout=400)
     assert quick(again)
-    assert (again.state, again.changed) == ("Changed", ["vLLM serve on head", "record on head"])
-    assert [real.containers(name)[real.ray] for name in real.nodes] == ray
+    assert again.state == "Changed"
+    assert set(again.changed) == {
+        "script relay on head",
+        "script relay on worker1",
+        "Ray head start on head",
+        "worker join on worker1",
+        "vLLM serve on head",
+        "record on head",
+    }
     serve = again.step_seconds["vLLM serve on head"]
     print(
         f"vLLM serve took {serve:.1f} s; the retry's flow {again.seconds:.1f} s, "

@@ -150,11 +150,11 @@ def test_no_secret_shows(marked: Product, marks: Marks, prefect: Processes, runs
         failing = marked.but(marked.folder, tell_and_fail)
         failing.write()
         failed = runs.ended(runs.start(cluster=str(marked.spec)))
-        assert failed.state == "Failed"
+        assert failed.state == "RolledBack"
         assert "SITE_PASSWORD" in failed.message
         assert "***" in failed.message
         inspected += inspect(marked)
-        again = failing.start("deploy", prefect=prefect.environment).wait()
+        again = failing.start("deploy", "--force", prefect=prefect.environment).wait()
         assert again.code == FAILED
         assert "SITE_PASSWORD" in again.error
     assert listed.looks > 10

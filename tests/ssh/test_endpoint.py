@@ -1,8 +1,11 @@
 """Questions to a server through the tunnel of a real SSH connection."""
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +65,45 @@ def test_a_body_that_is_cut_short_is_no_answer(cluster: Cluster) -> None:
     with serving(short) as server, pytest.raises(Silent) as caught:
         check_answers(asker(cluster, server.port), "tiny")
     assert caught.value.brief.startswith("/v1/completions: IncompleteRead")
+
+
+class KeepsNoConnection(BaseHTTPRequestHandler):
+    """HTTP/1.0, and the body only when the headers have long arrived."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        lines = [b"data: {}\n", b"data: [DONE]\n"] * 100
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(b"".join(lines))))
+        self.end_headers()
+        threading.Event().wait(0.3)
+        for line in lines:
+            self.wfile.write(line)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def closing() -> Iterator[int]:
+    """The port of a server that closes each connection."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), KeepsNoConnection) as listener:
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield listener.server_address[1]
+        listener.shutdown()
+        thread.join()
+
+
+def test_a_body_that_comes_after_its_headers(cluster: Cluster, closing: int) -> None:
+    status, content = asker(cluster, closing)("POST", "/v1/completions", {}, 10)
+    assert (status, content.count(b"[DONE]")) == (200, 100)
+
+
+def test_an_answer_in_pieces(cluster: Cluster, closing: int) -> None:
+    serve = cluster.serve.model_copy(update={"port": closing})
+    stream = endpoint.streamer(cluster.model_copy(update={"serve": serve}))
+    assert list(stream("/v1/completions", {}, 10)) == [b"data: {}\n", b"data: [DONE]\n"] * 100
 
 
 def test_nothing_listens_there(cluster: Cluster) -> None:

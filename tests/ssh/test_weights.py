@@ -70,6 +70,9 @@ class Nodes:
                 found.append(int(each.name))
         return found
 
+    def until_gone(self, node: str, name: str) -> None:
+        poll(lambda: not self.programs(node, name), f"{name} on {node} has ended")
+
     def stop_receiver(self, node: str) -> int:
         """Freeze it as soon as it has begun."""
         poll(lambda: (self.model(node) / ".sparkrail-part").exists(), "it has begun")
@@ -176,7 +179,7 @@ def test_cancel_ends_it_on_all_nodes(nodes: Nodes) -> None:
         os.kill(pid, signal.SIGCONT)
     for name in nodes.homes:
         for program in ("weights_send", "weights_receive"):
-            poll(lambda n=name, p=program: not nodes.programs(n, p), "it has ended")
+            nodes.until_gone(name, program)
     assert nodes.published("worker1") == []
 
 

@@ -23,14 +23,32 @@ ROOT = Path(__file__).parents[2]
         pytest.param(["status", "lab", "--json"], {"verb": "status", "json": True}, id="status"),
         pytest.param(
             ["deploy", "lab"],
-            {"verb": "deploy", "json": False, "dry_run": False, "restart": "if-changed"},
+            {
+                "verb": "deploy",
+                "json": False,
+                "dry_run": False,
+                "restart": "if-changed",
+                "force": False,
+            },
             id="deploy",
         ),
         pytest.param(
-            ["deploy", "--dry-run", "--restart=always", "lab", "--json"],
-            {"verb": "deploy", "json": True, "dry_run": True, "restart": "always"},
+            ["deploy", "--dry-run", "--restart=always", "--force", "lab", "--json"],
+            {"verb": "deploy", "json": True, "dry_run": True, "restart": "always", "force": True},
             id="deploy with everything",
         ),
+        pytest.param(
+            ["rollback", "lab"],
+            {"verb": "rollback", "json": False, "dry_run": False, "release": ""},
+            id="rollback",
+        ),
+        pytest.param(
+            ["rollback", "lab", "1a2b", "--dry-run"],
+            {"verb": "rollback", "json": False, "dry_run": True, "release": "1a2b"},
+            id="rollback to one release",
+        ),
+        pytest.param(["releases", "lab"], {"verb": "releases", "json": False}, id="releases"),
+        pytest.param(["diff", "lab"], {"verb": "diff", "json": False}, id="diff"),
         pytest.param(
             ["destroy", "lab", "--dry-run"],
             {"verb": "destroy", "json": False, "dry_run": True},
@@ -163,7 +181,10 @@ def test_the_exit_code_is_the_report_s(
         )
 
 
-@pytest.mark.parametrize("verb", ["check", "deploy", "status", "destroy"])
+VERBS = "check deploy status releases rollback diff bench watch destroy"
+
+
+@pytest.mark.parametrize("verb", VERBS.split())
 def test_every_verb_has_a_flow_and_the_same_body(verb: str) -> None:
     flow, body = cli._flow(verb)
     assert flow.name == verb

@@ -17,6 +17,7 @@ from flows.registration.automations import NOBODY, NOTIFY
 from flows.registration.changes import Change, outcome_of
 from flows.registration.deployments import suffix
 from flows.registration.templates import AUTOMATIONS, filled_in
+from flows.steps import as_state
 from tasks.errors import InvalidSpec, SparkrailError
 from tasks.inventory import CLUSTERS, load_cluster
 from tasks.report import Report
@@ -154,6 +155,7 @@ def test_the_automations() -> None:
         "crashed",
         "failed",
         "rolled back",
+        "broken",
         "nightly did not start",
         "nightly gave way",
         "recovered",
@@ -184,6 +186,15 @@ def test_a_deploy_that_was_fine_is_a_recovery() -> None:
     assert trigger("recovered").expect == {f"prefect.flow-run.{word.capitalize()}" for word in fine}
     outcomes: Any = get_args(Report.model_fields["outcome"].annotation)
     assert fine <= set(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "name"), [("rolled-back", "rolled back"), ("broken", "broken")]
+)
+def test_a_state_has_the_name_that_automations_wait_for(outcome: Any, name: str) -> None:
+    state = as_state(Report(cluster="b", state="failed", outcome=outcome, seconds=1, error="why"))
+    assert trigger(name).expect == {f"prefect.flow-run.{state.name}"}
+    assert state.type.value == "FAILED"
 
 
 def test_a_run_may_miss_two_heartbeats() -> None:

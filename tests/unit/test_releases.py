@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from blocks import Cluster
 from tasks.containers import CLUSTER_LABEL, DIGEST_LABEL, RUN_LABEL, SHARES_LABEL, Container
 from tasks.converge import Run
-from tasks.releases import Decision, Wanted, compare, lost, parse_releases
+from tasks.releases import Decision, Wanted, compare, lost
 from tasks.topology import Fabric, containers, files
 from tests.unit.specs import RUN, spec, workers
 
@@ -215,21 +214,6 @@ def test_a_release_has_one_digest_for_all_nodes() -> None:
     more = spec(**workers(2) | {"serve": {"tensor_parallel": 3, "arguments": ["--seed=1"]}})
     assert wanted(CLUSTER).digest == wanted(CLUSTER).digest
     assert wanted(CLUSTER).digest != wanted(more).digest
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        pytest.param("", [], id="absent"),
-        pytest.param("\n", [], id="empty"),
-        pytest.param('[{"digest": "a"}, {"digest": "b"}]', ["a", "b"], id="newest first"),
-        pytest.param('[{"digest": "a"}, 7]', ["a"], id="a row that is none"),
-        pytest.param('[{"digest": "a"', [], id="cut off"),
-        pytest.param('{"digest": "a"}', [], id="no list"),
-    ],
-)
-def test_parse_releases(text: str, rows: list[Any]) -> None:
-    assert [row["digest"] for row in parse_releases(text)] == rows
 
 
 def test_a_decision_survives_json() -> None:

@@ -47,6 +47,7 @@ class Site:
             name: {each.name: as_made(name, each) for each in specs} for name, specs in WANTED
         }
         self.engines: dict[str, SparkrailError] = {}
+        self.not_tried: dict[str, list[dict[str, str]]] = {}
 
     def status(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
         @contextlib.contextmanager
@@ -62,6 +63,7 @@ class Site:
         ray = [ray_node("10.77.0.1"), ray_node("10.77.0.2")]
         for module, name, value in (
             (flow, "tell_facts", lambda _steps: self.facts),
+            (flow, "not_tried", lambda _cluster: self.not_tried),
             (flow, "ensure_image", step_of("image transfer", self.image)),
             (flow, "ensure_weights", step_of("weights sync", {"digest": "w"})),
             (flow, "look_at_answer", step_of("answer", answer)),
@@ -99,6 +101,14 @@ def test_what_differs_is_no_failure_of_the_look(
     }
     assert report.running is not None
     assert "; deployed with another spec" in report.running[0].runs
+
+
+def test_what_is_not_tried_again_is_told(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.not_tried = {"not tried again": [{"release": "3385d0d4", "why": "it failed"}]}
+    [row] = site.status(tmp_path, monkeypatch).tables["not tried again"]
+    assert row == {"release": "3385d0d4", "why": "it failed"}
 
 
 def test_a_node_that_is_away_fails_after_the_rest_was_told(

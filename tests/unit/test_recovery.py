@@ -1,0 +1,281 @@
+"""What follows when a release fails from `stop` on: in which order, and how the run ends.
+
+The steps themselves are stood in for: what each does on real nodes is for the lab's trials.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from blocks import Cluster, Node
+from flows import recovery
+from flows.recovery import (
+    Good,
+    kept_alive_when_refused,
+    restored_on_failure,
+    rolled_back_on_failure,
+    start_all,
+)
+from flows.steps import Steps, conduct
+from tasks import remote
+from tasks.converge import Outcome, Run, step
+from tasks.errors import FailedBefore, NotReady
+from tasks.releases import Decision
+from tasks.report import Report
+from tests.unit.releases import release, wanted
+from tests.unit.specs import DOCUMENT, merged, spec
+
+OLD = release(spec(serve={"port": 8001}))
+NEW = wanted(spec())
+DOWN = Decision(stop={"head": ("x",)}, start={"head": ("x",)}, reasons=("it is exited",))
+
+Failing = Callable[[str, int], bool]
+
+
+class Stage:
+    """Stands in for the steps; which of them fails, and how often it was done, decides a test."""
+
+    def __init__(self, failing: Failing) -> None:
+        self.failing = failing
+        self.done: list[str] = []
+        self.asked: dict[str, int] = {}
+        self.noted: list[Any] = []
+        self.decision = Decision()
+
+    def stand_in(self, name: str) -> Any:
+        @step(name)
+        def made(cluster: Cluster, node: Node, run: Run, **more: Any) -> Outcome:  # noqa: ARG001
+            self.asked[name] = self.asked.get(name, 0) + (node.name == "head")
+            self.done.append(f"{name} on {node.name}:{cluster.serve.port}")
+            if "failed" in more:
+                self.noted.append(more["failed"])
+            if self.failing(name, self.asked[name]):
+                raise NotReady(f"{name} number {self.asked[name]} failed", node=node.name)
+            data: Any = self.decision if name == "decide" else {}
+            return Outcome(step=name, node=node.name, status="changed", data=data)
+
+        return made
+
+
+STEPS = {
+    "clear": "clear",
+    "restore_files": "rollback",
+    "clean_residue": "cleanup",
+    "start_head": "start",
+    "join_worker": "join",
+    "verify_cluster": "verify",
+    "serve": "serve",
+    "note_failure": "note",
+    "start_again": "restore",
+    "decide": "decide",
+}
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Failing], Stage]]:
+    def make(failing: Failing) -> Stage:
+        stage = Stage(failing)
+        for attribute, name in STEPS.items():
+            monkeypatch.setattr(recovery, attribute, stage.stand_in(name))
+        return stage
+
+    remote.STOP.clear()
+    yield make
+    remote.STOP.clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "sparks.yaml"
+    file.write_text(yaml.safe_dump(merged(DOCUMENT, {"residue": {"restore": True}})))
+    return str(file)
+
+
+def good(cluster: Cluster) -> Good:
+    return Good(OLD, OLD.cluster(cluster), dict(OLD.containers))
+
+
+def deploy(path: str, *, first: bool = False, digest: str = "new") -> Report:
+    """From the stop on, as a deploy does it."""
+
+    def body(steps: Steps) -> None:
+        last = None if first else good(steps.cluster)
+        steps.stops()
+        with restored_on_failure(steps), rolled_back_on_failure(steps, last, digest):
+            start_all(steps, NEW.nodes)
+
+    return conduct(path, body)
+
+
+START = ["cleanup on head", "cleanup on worker1", "start on head", "join on worker1"]
+WHOLE = [*START, "verify on head", "serve on head"]
+CLEAR = ["clear on head:8000", "clear on worker1:8000"]
+BACK = ["rollback on head", "rollback on worker1"]
+
+
+def at(port: int, *steps: str) -> list[str]:
+    return sorted(f"{each}:{port}" for each in steps)
+
+
+def fails(name: str, *times: int) -> Failing:
+    return lambda asked, number: asked == name and number in times
+
+
+@pytest.mark.parametrize("failing", ["cleanup", "start", "join", "verify", "serve"])
+def test_whatever_fails_the_last_good_release_is_started_once(
+    staged: Callable[[Failing], Stage], path: str, failing: str
+) -> None:
+    number = 0 if failing == "join" else 1
+    tried: list[int] = []
+
+    def once(name: str, asked: int) -> bool:
+        if name != failing or (asked != number and name != "join") or tried:
+            return False
+        tried.append(asked)
+        return True
+
+    stage = staged(once)
+    report = deploy(path)
+    assert (report.state, report.outcome, report.exit_code) == ("failed", "rolled-back", 1)
+    assert report.error
+    assert report.error.startswith(f"{failing} on ")
+    assert f"Rolled back: release {OLD.title} answers again." in report.error
+    at_old = [each for each in stage.done if each.endswith(":8001")]
+    assert sorted(at_old) == at(8001, *BACK, *WHOLE)
+    assert stage.done.index("clear on head:8000") < stage.done.index("rollback on head:8001")
+    [failed] = stage.noted
+    assert (failed.digest, failed.ending) == ("new", "rolled-back")
+    assert failed.cause.startswith(f"{failing} on ")
+    # A release of ours needs the memory of what was stopped for it.
+    assert "restore on head:8000" not in stage.done
+    assert report.outage_seconds is not None
+    assert report.endpoint == "http://10.88.0.1:8001/v1"
+
+
+def test_when_the_rollback_fails_too_all_is_stopped_and_both_causes_are_told(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    stage = staged(fails("serve", 1, 2))
+    report = deploy(path)
+    assert (report.state, report.outcome) == ("failed", "broken")
+    assert report.error
+    assert report.error.splitlines()[0] == "serve on head: serve number 1 failed"
+    assert report.error.splitlines()[-1] == "serve on head: serve number 2 failed"
+    assert f"The rollback to release {OLD.title} failed, too" in report.error
+    assert stage.done.count("clear on head:8000") == 2
+    assert stage.asked["serve"] == 2
+    [failed] = stage.noted
+    assert failed.ending == "broken"
+    assert (failed.cause, failed.second) == (
+        "serve on head: serve number 1 failed",
+        "serve on head: serve number 2 failed",
+    )
+    # Nothing of ours needs the memory: those that were stopped for it run again.
+    assert stage.done[-2:] == ["restore on head:8000", "restore on worker1:8000"]
+    assert report.outage_seconds is None
+
+
+def test_the_first_deploy_clears_away_what_it_started(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    stage = staged(fails("serve", 1))
+    report = deploy(path, first=True)
+    assert (report.state, report.outcome) == ("failed", "changed")
+    assert report.error
+    assert "There is no release to go back to" in report.error
+    assert [each for each in stage.done if "clear" in each or "rollback" in each] == CLEAR
+    assert stage.noted == []
+
+
+def test_the_same_release_that_came_back_is_not_held_against_it(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    stage = staged(fails("serve", 1))
+    assert deploy(path, digest=OLD.digest).outcome == "rolled-back"
+    assert stage.noted == []
+
+
+def test_a_run_that_is_cancelled_touches_nothing_any_more(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    def cancelled(name: str, _number: int) -> bool:
+        if name == "serve":
+            remote.cancel()
+        return name == "serve"
+
+    stage = staged(cancelled)
+    report = deploy(path)
+    assert (report.state, report.outcome) == ("failed", "changed")
+    assert stage.done[-1] == "serve on head:8000"
+
+
+def test_a_mistake_of_ours_is_rolled_back_too(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    stage = staged(lambda _name, _number: False)
+
+    def body(steps: Steps) -> None:
+        with rolled_back_on_failure(steps, good(steps.cluster), "new"):
+            raise KeyError("a mistake")
+
+    report = conduct(path, body)
+    assert (report.outcome, len(stage.noted)) == ("rolled-back", 1)
+    assert report.error
+    assert report.error.startswith("deploy on head: KeyError: 'a mistake'")
+
+
+# --- a release that is not tried again ------------------------------------------------------------
+
+
+def refused(path: str, error: FailedBefore, monkeypatch: pytest.MonkeyPatch) -> Report:
+    @step("breaker")
+    def refuse(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: ARG001
+        raise error
+
+    monkeypatch.setattr(recovery, "last_good", lambda steps: good(steps.cluster))
+
+    def body(steps: Steps) -> None:
+        with kept_alive_when_refused(steps):
+            steps.one(refuse)
+
+    return conduct(path, body)
+
+
+@pytest.mark.parametrize(
+    ("decision", "failing", "outcome", "told"),
+    [
+        pytest.param(Decision(), (), "changed", "", id="it runs: nothing is touched"),
+        pytest.param(DOWN, (), "rolled-back", "had stopped, and was started again.", id="healed"),
+        pytest.param(DOWN, (1,), "broken", "could not be started again.", id="not to be healed"),
+    ],
+)
+def test_the_last_good_release_is_healed_meanwhile(
+    staged: Callable[[Failing], Stage],
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    decision: Decision,
+    failing: tuple[int, ...],
+    outcome: str,
+    told: str,
+) -> None:
+    stage = staged(fails("serve", *failing))
+    stage.decision = decision
+    report = refused(path, FailedBefore("release new is not tried again"), monkeypatch)
+    assert (report.state, report.outcome) == ("failed", outcome)
+    assert report.error
+    assert report.error.startswith("breaker on head: release new is not tried again")
+    assert told in report.error
+    assert ("clear on head:8000" in stage.done) == (decision is DOWN)
+
+
+def test_what_was_broken_stays_stopped(
+    staged: Callable[[Failing], Stage], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(lambda _name, _number: False)
+    error = FailedBefore("release new is not tried again")
+    error.heals = False
+    assert refused(path, error, monkeypatch).state == "failed"
+    assert stage.done == []
