@@ -151,7 +151,11 @@ def release_of(
         },
         spec_digest=spec_digest(cluster),
         spec=cluster.model_dump(mode="json"),
-        containers=wanted.nodes,
+        containers={
+            # Each node's boot stands with the node; a container on record is of any boot.
+            name: tuple(spec.model_copy(update={"boot": ""}) for spec in specs)
+            for name, specs in wanted.nodes.items()
+        },
     )
 
 

@@ -34,6 +34,7 @@ for name in launch node.env serve.args; do
 done"""
 KEY = '. "$1"; printf %s "${VLLM_API_KEY:-}"'
 HOME = 'printf %s "$HOME"'
+BOOT = "cat /proc/sys/kernel/random/boot_id"
 LOG_FOLDER = f"umask 077; mkdir -p {FOLDER}/failed && cd -- {FOLDER}/failed && pwd"
 REMOVE_FILES = f"rm -rf -- {FOLDER}/run"
 
@@ -71,7 +72,8 @@ def hold_release(cluster: Cluster, node: Node, run: Run, release: Release) -> Ou
     told = (
         f"{release.digest} cannot be started again: {why}" if why else f"{release.digest} is here"
     )
-    data = {"found_as": found, "why": why}
+    boot = connect(cluster, node).run(("sh", "-c", BOOT)).stdout.strip()
+    data = {"found_as": found, "boot": boot, "why": why}
     return Outcome(step="hold", node=node.name, status="unchanged", detail=told, data=data)
 
 
@@ -158,10 +160,13 @@ def restore_files(cluster: Cluster, node: Node, run: Run, release: Release) -> O
 
 
 def found(release: Release, held: Sequence[Outcome]) -> dict[str, tuple[ContainerSpec, ...]]:
-    """The containers of a release, each with the name by which its node has the image."""
-    names = {each.node: each.data["found_as"] for each in held}
+    """The containers of a release as its nodes would make them today.
+
+    Each has the name by which its node has the image, and the node's present boot.
+    """
+    now = {each.node: {name: each.data[name] for name in ("found_as", "boot")} for each in held}
     return {
-        node: tuple(spec.model_copy(update={"found_as": names[node]}) for spec in specs)
+        node: tuple(spec.model_copy(update=now[node]) for spec in specs)
         for node, specs in release.containers.items()
     }
 
