@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from blocks import Cluster, Image, Node
 from tasks import remote
-from tasks.archived_images import archived_image
+from tasks.archived_images import archived_image, archived_layers
 from tasks.errors import Cancelled, CommandTimedOut, NodeUnreachable, SparkrailError
 from tasks.image_deliveries import Parcel
 from tasks.image_layers import look, spare
@@ -67,8 +67,12 @@ def send_from_control(cluster: Cluster, parcel: Parcel) -> Moved:
     """Through our one connection: what the head lacks of the image, into its load."""
     head = cluster.head
     target = look(cluster, head, parcel.layers)
+    image = cluster.image
     lacked = LayerFilter(
-        parcel.layers, spare(parcel.layers, [target]), legacy=not target.containerd
+        parcel.layers,
+        spare(parcel.layers, [target]),
+        names=archived_layers(image.archive, parcel.name) if image.archive else None,
+        legacy=not target.containerd,
     )
     with Progress(STEP, cluster, head, parcel.size) as bar:
         moved = _stream(cluster, parcel, lacked, bar)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import docker
-from docker.errors import APIError, ImageNotFound
+from docker.errors import ImageNotFound
 from pydantic import BaseModel
 
 from blocks import Cluster, Node
 from tasks.control_images import control_image, send_from_control
-from tasks.converge import Outcome, Run, converge, log, step
+from tasks.converge import Outcome, Run, converge, step
 from tasks.engines import engine
 from tasks.errors import CommandFailed, SparkrailError
 from tasks.image_deliveries import Delivered, Parcel, Turns, deliver, side_by_side
 from tasks.image_streams import STEP, Moved
+from tasks.replaced_images import keep, remove_unused, replaced
 from tasks.transfers import amount, rate
 
 # What makes containers of an image behave as they do. Other fields of the config differ between
@@ -170,10 +170,6 @@ def told(name: str, want: ImageContent, moved: Moved, removed: Sequence[str]) ->
     )
 
 
-def replaced(cluster: Cluster) -> str:
-    return f"sparkrail/{cluster.name}-replaced"
-
-
 class _Sender:
     """Brings one node the image; what stood under its name keeps a name of ours."""
 
@@ -236,34 +232,3 @@ class _Sender:
     def _keep(self, node: Node) -> None:
         with engine(self.cluster, node) as client:
             keep(client, tagged(self.cluster.image.name), replaced(self.cluster))
-
-
-def keep(client: docker.DockerClient, name: str, replaced: str) -> None:
-    """Give the image that is about to lose its name one of ours: it may still be in use, and only
-    what bears our name will be removed later."""
-    try:
-        image = client.images.get(name)
-    except ImageNotFound:
-        return
-    image.tag(replaced, tag=str(image.id).removeprefix("sha256:")[:12])
-
-
-def remove_unused(client: docker.DockerClient, replaced: str) -> list[str]:
-    """Take our name from the replaced images that no container uses; those without another name
-    are gone then."""
-    used = {row.get("ImageID") for row in client.api.containers(all=True)}
-    gone = []
-    for image in client.images.list(filters={"reference": replaced}):
-        if image.id in used:
-            continue
-        ours = [tag for tag in image.tags if tag.startswith(f"{replaced}:")]
-        try:
-            for tag in ours:
-                client.images.remove(tag)
-        except APIError as error:
-            # Something began to use it. The next transfer will try again.
-            log.info("image %s stays: %s", image.short_id, error.explanation)
-            continue
-        if ours == image.tags:
-            gone.append(image.short_id.removeprefix("sha256:"))
-    return gone

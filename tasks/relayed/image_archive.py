@@ -82,7 +82,8 @@ class LayerFilter:
     """Passes an archive on, but for layers that are spare: no receiver lacks them.
 
     `layers` are the diff ids of the image, `spare` some of them. `blobs` tells which layers lie
-    in blobs of other digests: compressed ones. What cannot be told for sure is passed on.
+    in blobs of other digests: compressed ones; `names` which lie in members of other names, where
+    that is known. What cannot be told for sure is passed on.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class LayerFilter:
         spare: Collection[str] = (),
         *,
         blobs: Mapping[str, str] | None = None,
+        names: Mapping[str, str] | None = None,
         legacy: bool = True,
     ) -> None:
         self.layers = tuple(layers)
         self.spare = frozenset(spare)
         self.blobs = dict(blobs or {})
+        self.names = dict(names or {})
         self.legacy_too = legacy  # Whether the receivers take a legacy archive without layers.
         self.is_legacy = False
         self.left_out: set[str] = set()
@@ -193,14 +196,14 @@ class LayerFilter:
 
     def _layer_of(self, name: str) -> str | None:
         blob = BLOB.fullmatch(name)
-        if blob:
+        if blob and name not in self.names:
             digest = f"{blob[1]}:{blob[2]}"
             return self.blobs.get(digest, digest)
         legacy = LEGACY.fullmatch(name)
         if legacy and legacy[2] == "layer.tar":
             self.is_legacy = True
-            return self._by_id.get(legacy[1])
-        return None
+            return self.names.get(name) or self._by_id.get(legacy[1])
+        return self.names.get(name)
 
     def _learn(self, text: bytes) -> None:
         """A member is over that says something about those that follow."""

@@ -79,7 +79,8 @@ def archive(
         size = sum(length for _, length in pieces(layer))
         yield header(layer_name(layer.diff_id), size)
         yield from joined(layer)
-        yield padding(size)
+        if size % tarfile.BLOCKSIZE:
+            yield padding(size)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 

@@ -136,6 +136,8 @@ class Chain:
         broken = ""
         try:
             for block in self.source.blocks():
+                if not block:
+                    continue  # On its way it would look like the end.
                 for outlet in self.outlets:
                     outlet.put(block)
                 self.bytes += len(block)

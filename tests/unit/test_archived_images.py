@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blocks import Cluster
-from tasks.archived_images import archived_image
+from tasks.archived_images import archived_image, archived_layers
 from tasks.control_images import control_image, source_command
 from tasks.errors import SparkrailError
 from tasks.images import image_content
@@ -43,6 +43,12 @@ def test_it_reads_as_docker_would_tell_it(archive: Path) -> None:
     }
     assert image_content(as_docker_tells_it).digest == found.digest
     assert source_command(image, "engine:1") == ["cat", str(archive)]
+
+
+def test_it_tells_which_layer_is_where(archive: Path) -> None:
+    [layer] = archived_image(str(archive), "engine:1")["RootFS"]["Layers"]
+    [(member, found)] = archived_layers(str(archive), "engine:1").items()
+    assert (member, found) == (f"{layer.removeprefix('sha256:')}/layer.tar", layer)
 
 
 def test_without_an_archive_docker_is_asked() -> None:

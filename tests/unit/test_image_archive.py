@@ -119,6 +119,15 @@ def test_blobs_under_other_names() -> None:
     assert names(passed(tar(members), lacked)) == [blob(TOP), "index.json"]
 
 
+def test_members_whose_layers_are_known_beforehand() -> None:
+    """Of a file, whose manifest can be read first."""
+    members = {f"{IDS[0]}/layer.tar": b"base", blob(MIDDLE): b"top", "manifest.json": b"[]"}
+    known = {f"{IDS[0]}/layer.tar": BASE, blob(MIDDLE): TOP}
+    lacked = LayerFilter(LAYERS, {BASE, MIDDLE}, names=known)
+    assert names(passed(tar(members), lacked)) == [blob(MIDDLE), "manifest.json"]
+    assert lacked.left_out == {BASE}
+
+
 @pytest.mark.parametrize("layout", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("step", [100, 1 << 20])
 def test_long_names_go_with_their_members(layout: int, step: int) -> None:

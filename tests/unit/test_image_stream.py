@@ -16,6 +16,7 @@ import pytest
 from tasks.image_chains import PROGRAM
 from tasks.image_streams import Moved
 from tasks.programs import program
+from tests.unit.test_image_store import Store
 
 NO_ARCHIVE = 3_000_001  # So many zeros: the end of an archive, passed on like any other byte.
 
@@ -104,6 +105,33 @@ def test_every_byte_gets_to_every_machine(chain: Chain, tmp_path: Path) -> None:
         assert (moved.load_code, moved.load_said) == (0, f"loaded {file.name}")
         assert not moved.broken
         assert not moved.next_failed
+
+
+def test_what_the_engine_keeps_gets_to_every_machine(chain: Chain, tmp_path: Path) -> None:
+    """All layers, of which some are small and one is large, and no docker save."""
+    store, file = Store(tmp_path), tmp_path / "copy"
+    place = {"root": str(tmp_path), "id": store.image_id, "name": "app:1"}
+    head, first = [
+        machine.report()
+        for machine in chain.start(
+            "exit 9", [f"cat >{file}"], layers=store.layers, spare=[], store=place
+        )
+    ]
+    assert (head.from_store, head.left_out, first.broken) == (True, 0, "")
+    assert file.read_bytes() == store.archived(*store.layers)
+    moved = chain.start(
+        "exit 9", ["cat >/dev/null"], layers=store.layers, spare=store.layers[:1], store=place
+    )[0].report()
+    assert (moved.from_store, moved.left_out) == (True, 1)
+
+
+def test_docker_saves_what_cannot_be_read(chain: Chain, tmp_path: Path) -> None:
+    place = {"root": str(tmp_path), "id": "sha256:0", "name": "app:1"}
+    head, _ = [
+        machine.report()
+        for machine in chain.start("head -c 1024 /dev/zero", ["cat >/dev/null"], store=place)
+    ]
+    assert (head.from_store, head.read) == (False, 1024)
 
 
 def test_a_failing_load_keeps_nobody_from_the_stream(chain: Chain, tmp_path: Path) -> None:
