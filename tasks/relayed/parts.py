@@ -10,8 +10,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
+import itertools
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from tasks.relayed.pieces import DIGEST, PIECE, count, file_digest, identity, length
@@ -115,10 +117,12 @@ class Parts:
         for part in self.parts.values():
             part.prepare()
 
-    def jobs(self) -> list[tuple[int, int]]:
-        return [
-            (number, piece) for number, part in self.parts.items() for piece in range(part.left)
-        ]
+    def jobs(self, side_by_side: int) -> Iterator[tuple[int, int]]:
+        """All pieces, of some files by turns: who writes to a file keeps others from writing."""
+        numbers = iter(self.parts)
+        while group := list(itertools.islice(numbers, side_by_side)):
+            for piece in range(max(self.parts[number].left for number in group)):
+                yield from ((each, piece) for each in group if piece < self.parts[each].left)
 
     def got(self, number: int, piece: int) -> None:
         """A piece is there, and checked."""
