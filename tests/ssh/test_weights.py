@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,9 @@ class Nodes:
             if name.encode() in words and home == self.homes[node]:
                 found.append(int(each.name))
         return found
+
+    def is_quiet(self, node: str, name: str) -> bool:
+        return not self.programs(node, name)
 
     def stop_receiver(self, node: str) -> int:
         """Freeze it as soon as it has begun."""
@@ -176,7 +180,7 @@ def test_cancel_ends_it_on_all_nodes(nodes: Nodes) -> None:
         os.kill(pid, signal.SIGCONT)
     for name in nodes.homes:
         for program in ("weights_send", "weights_receive"):
-            poll(lambda n=name, p=program: not nodes.programs(n, p), "it has ended")
+            poll(partial(nodes.is_quiet, name, program), "it has ended")
     assert nodes.published("worker1") == []
 
 
