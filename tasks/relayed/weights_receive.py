@@ -24,7 +24,7 @@ from tasks.relayed.talking import configuration, say, wait_for_the_end
 from tasks.relayed.wire import DIGESTS, Broken, Link, Server, Told, read, read_into
 from tasks.relayed.wire import PIECE as A_PIECE
 
-SLICE = 256 << 10  # Hashed and written while it is still in the processor's cache.
+SLICE = 512 << 10  # Hashed and written while it is still in the processor's cache.
 STALL = 60.0
 EVERY = 1.0
 AGAIN = 4  # Times that the head is asked for the same before we give up.
