@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import fcntl
 import hashlib
+import itertools
 import os
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from tasks.relayed.pieces import DIGEST, PIECE, count, file_digest, identity, length
@@ -19,6 +23,7 @@ from tasks.relayed.wire import Told
 
 STAGE = ".sparkrail-part"
 MARKS = ".marks"
+BUSY = 20.0
 
 
 class Part:
@@ -92,7 +97,7 @@ class Parts:
         self.folder = folder
         self.stage = os.path.join(folder, STAGE)
         self.files = files
-        os.makedirs(self.stage, exist_ok=True)
+        self.guard = claim(self.stage)
         self.parts = {number: Part(self.stage, files[number]) for number in lacking}
         self.total = sum(part.size for part in self.parts.values())
         self.bytes = 0
@@ -115,10 +120,12 @@ class Parts:
         for part in self.parts.values():
             part.prepare()
 
-    def jobs(self) -> list[tuple[int, int]]:
-        return [
-            (number, piece) for number, part in self.parts.items() for piece in range(part.left)
-        ]
+    def jobs(self, side_by_side: int) -> Iterator[tuple[int, int]]:
+        """All pieces, of some files by turns: who writes to a file keeps others from writing."""
+        numbers = iter(self.parts)
+        while group := list(itertools.islice(numbers, side_by_side)):
+            for piece in range(max(self.parts[number].left for number in group)):
+                yield from ((each, piece) for each in group if piece < self.parts[each].left)
 
     def got(self, number: int, piece: int) -> None:
         """A piece is there, and checked."""
@@ -191,6 +198,26 @@ class Parts:
             with contextlib.suppress(OSError):
                 return os.open(place, os.O_RDONLY), piece * PIECE, length(file["size"], piece)
         raise Told("gone", f"{file['path']} is not there")
+
+
+def claim(stage: str) -> int:
+    """The stage, opened, and ours for as long as this process lives.
+
+    A program of an earlier run that was cut off may still be there for some seconds.
+    """
+    deadline = time.monotonic() + BUSY
+    while True:
+        os.makedirs(stage, exist_ok=True)
+        guard = os.open(stage, os.O_RDONLY)
+        # It may be removed by whom we wait for: then it is not the one that others will find.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(guard), os.stat(stage)):
+                return guard
+        os.close(guard)
+        if time.monotonic() > deadline:
+            raise Told("busy", "another transfer still writes there")
+        time.sleep(0.1)
 
 
 def check(part: Part, digests: bytes) -> bool:

@@ -106,7 +106,7 @@ class Fetch:
 
     def run(self) -> None:
         self.learn_digests()
-        self.jobs.extend(self.parts.jobs())
+        self.jobs.extend(self.parts.jobs(self.connections))
         threads = [threading.Thread(target=self.work, daemon=True) for _ in range(self.connections)]
         for thread in threads:
             thread.start()

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,8 @@ class Nodes:
                 found.append(int(each.name))
         return found
 
-    def until_gone(self, node: str, name: str) -> None:
-        poll(lambda: not self.programs(node, name), f"{name} on {node} has ended")
+    def is_quiet(self, node: str, name: str) -> bool:
+        return not self.programs(node, name)
 
     def stop_receiver(self, node: str) -> int:
         """Freeze it as soon as it has begun."""
@@ -179,7 +180,7 @@ def test_cancel_ends_it_on_all_nodes(nodes: Nodes) -> None:
         os.kill(pid, signal.SIGCONT)
     for name in nodes.homes:
         for program in ("weights_send", "weights_receive"):
-            nodes.until_gone(name, program)
+            poll(partial(nodes.is_quiet, name, program), "it has ended")
     assert nodes.published("worker1") == []
 
 

@@ -280,6 +280,21 @@ def test_a_folder_that_may_not_be_written(sites: Sites, want: Manifest) -> None:
     assert worker.failed()["kind"] == "write"
 
 
+def test_one_transfer_at_a_time_writes_there(sites: Sites, want: Manifest) -> None:
+    """A program of a run that was cut off may live a little longer."""
+    [worker] = sites.workers(1)
+    with Relay(sites.head, stop_after=2 * PIECE) as relay:
+        worker.receive(want, [relay.site], connections=1)
+        worker.listening()
+        worker.wait_for(PIECE)
+        older = worker.program
+        worker.receive(want, [sites.head])
+        assert worker.parts() != []
+        older.kill()
+        assert worker.done()["fetched"] <= SIZE - PIECE
+    assert worker.files() == CONTENT
+
+
 def test_nothing_of_it_takes_much_memory(sites: Sites) -> None:
     with (sites.head.folder / "big.bin").open("wb") as file:
         file.truncate(256 << 20)

@@ -19,7 +19,7 @@ from tasks.manifests import File, Manifest, extra_weights, plan, problems
 from tasks.programs import program
 from tasks.relayed.pieces import PIECE
 from tasks.remote import Result
-from tasks.transfers import amount, rate, ssh_failed
+from tasks.transfers import amount, pace, rate, ssh_failed
 from tasks.weight_rsync import rsync_command, rsync_failed, shared_out
 from tasks.weight_streams import Arrived, failed
 from tasks.weights import complete, remarks
@@ -449,6 +449,19 @@ def test_amounts_are_for_people() -> None:
     assert rate(5, 2) == "5 B"
 
 
+@pytest.mark.parametrize(
+    ("done", "speed", "text"),
+    [
+        pytest.param(30, 10.0, " at 10 B/s, 7 s left", id="seconds"),
+        pytest.param(30, 0.01, " at 0 B/s, 117 min left", id="minutes"),
+        pytest.param(30, 0.0, " at 0 B/s", id="nothing moves"),
+        pytest.param(100, 5.0, " at 5 B/s", id="all is there"),
+    ],
+)
+def test_pace(done: int, speed: float, text: str) -> None:
+    assert pace(done, 100, speed) == text
+
+
 # --- the relayed program ------------------------------------------------------------------------
 
 
@@ -691,6 +704,27 @@ def test_the_state_of_another_model_stays(folder: Folder) -> None:
     other.mkdir()
     folder.look(path=other)
     assert folder.records().keys() == {"w.bin"}
+
+
+def test_only_what_lies_inside_is_removed(folder: Folder) -> None:
+    outside = folder.path.parent / "other"
+    outside.mkdir()
+    (outside / "a").write_text("x")
+    (folder.path / "link").symlink_to("../other")
+    (folder.path / "b.bin").symlink_to("../other/a")
+    folder.write("sub/deep/c", b"")
+    folder.write("kept", b"")
+    paths = ["link/a", "b.bin", "sub/deep/c", "gone"]
+    done = subprocess.run(
+        [sys.executable, "-", "remove_files", str(folder.path), json.dumps(paths)],
+        input=program("remove_files"),
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"stay": {"link/a": f"lies in {outside}"}}
+    assert (outside / "a").read_text() == "x"
+    assert sorted(path.name for path in folder.path.iterdir()) == ["kept", "link"]
 
 
 def test_no_folder(folder: Folder) -> None:
