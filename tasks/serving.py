@@ -164,7 +164,7 @@ class Start:
         return Gone(
             why,
             details=self._told(log, node),
-            remedy=f"Its whole log, on the head: {kept_log(self.cluster, self.name)}",
+            remedy=f"Its log, on the head: {kept_log(self.cluster, self.name)}",
             node=node.name,
         )
 
@@ -197,7 +197,7 @@ class Start:
         return Gone(
             f"/health is 200, but the engine completes nothing: {silent.brief}",
             details=f"{silent.details}\n{self.last_words()}".strip(),
-            remedy=f"Its whole log, on the head: {kept_log(self.cluster, self.name)}",
+            remedy=f"Its log, on the head: {kept_log(self.cluster, self.name)}",
         )
 
     def last_words(self) -> str:
