@@ -32,7 +32,14 @@ from tasks.errors import SparkrailError
 from tests.flows.clusters import NIGHTLY, Spec, outcomes
 from tests.lab.prefect_processes import BIN, Processes
 
-NOTIFICATIONS = ["failed", "rolled back", "nightly did not start", "nightly gave way", "recovered"]
+NOTIFICATIONS = [
+    "failed",
+    "rolled back",
+    "broken",
+    "nightly did not start",
+    "nightly gave way",
+    "recovered",
+]
 numbers = itertools.count()
 
 Register = Callable[..., Registration]
