@@ -287,6 +287,7 @@ class Nightly(Spec):
 
     cron: Annotated[str, AfterValidator(_cron)]
     timezone: Annotated[str, AfterValidator(_timezone)]
+    restart: Literal["if-changed", "always"] = "if-changed"
 
 
 class Cluster(Spec):

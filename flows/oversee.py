@@ -12,8 +12,8 @@ from flows.failed_runs import Recovered, StepsFailed
 from flows.steps import Steps, as_state, call, conduct, named
 from tasks.converge import Outcome, log
 from tasks.errors import NotReady, SparkrailError
-from tasks.failed_releases import NAME, parse_failed
-from tasks.records import Release, read_state
+from tasks.failed_releases import read_failed
+from tasks.records import Release
 from tasks.rollbacks import recorded
 from tasks.secret_values import load_secrets
 from tasks.topology import endpoint_of
@@ -46,8 +46,7 @@ def oversee(steps: Steps) -> None:
     steps.endpoint = endpoint_of(cluster)
     load_secrets(cluster)
     rows: list[Release] = steps.one(recorded).data
-    failed = parse_failed(read_state(cluster, NAME))
-    if not rows or (failed and failed.ending == "broken") or is_worked_on(cluster):
+    if not rows or read_failed(cluster).is_broken or is_worked_on(cluster):
         log.info("%s: nothing to watch now", cluster.name)
         return
     if not rows[0].restorable:

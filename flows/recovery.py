@@ -79,7 +79,7 @@ def rolled_back_on_failure(steps: Steps, good: Good | None, digest: str) -> Iter
         if not may_act(steps):
             raise
         cause = as_steps_failed(steps, error)
-        log.warning("%s: going back, since %s", steps.cluster.name, cause.brief)
+        log.warning("%s: going back, since %s", steps.cluster.name, cause.brief.splitlines()[0])
         raise recover(steps, good, digest, cause) from error
 
 

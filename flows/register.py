@@ -114,6 +114,7 @@ def _objects(
         "SPARKRAIL_SPEC": place,
         "SPARKRAIL_CRON": nightly.cron,
         "SPARKRAIL_TIMEZONE": nightly.timezone,
+        "SPARKRAIL_RESTART": nightly.restart,
         "SPARKRAIL_WATCH_MINUTES": str(spec.watch.minutes),
     }
     document = filled_in(DEPLOYMENTS, variables)

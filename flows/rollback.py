@@ -17,7 +17,7 @@ from flows.recovery import (
 from flows.steps import Steps, as_state, conduct, named
 from tasks.canary import watch_canary
 from tasks.errors import NotReady
-from tasks.failed_releases import failure, note_failure
+from tasks.failed_releases import failure, note_failure, note_rolled_back
 from tasks.locks import take_lock
 from tasks.node_facts import NodeFacts
 from tasks.record_keeping import record_release
@@ -71,6 +71,8 @@ def go_back(steps: Steps, wanted: str) -> None:
     if rows[0].digest != release.digest:
         left = failure(rows[0].digest, steps.run, "by-hand")
         steps.one(note_failure, failed=left)
+    else:
+        steps.one(note_rolled_back)
 
 
 def nodes_now(release: Release, facts: Mapping[str, Any]) -> dict[str, OnNode]:

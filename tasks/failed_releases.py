@@ -13,6 +13,7 @@ from tasks.remote import connect
 
 Ending = Literal["rolled-back", "broken", "by-hand"]
 NAME = "failed.json"
+KEPT = 10
 ENDINGS = {
     "rolled-back": "it was rolled back",
     "broken": "its rollback failed too, and everything was stopped",
@@ -37,17 +38,42 @@ class FailedRelease(BaseModel, frozen=True):
         return f"{ENDINGS[self.ending]} at {self.at} by run {self.run}"
 
 
-def parse_failed(text: str) -> FailedRelease | None:
+class Failed(BaseModel, frozen=True):
+    """Those that failed since the last deploy that was fine, newest first."""
+
+    releases: tuple[FailedRelease, ...] = ()
+
+    def of(self, digest: str) -> FailedRelease | None:
+        return next((each for each in self.releases if each.digest == digest), None)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing of ours runs, because the last rollback failed."""
+        return bool(self.releases) and self.releases[0].ending == "broken"
+
+    def noted(self, failed: FailedRelease) -> "Failed":
+        """With one more; what was stopped before is either in it, or was started since."""
+        others = [each for each in self.releases if each.digest != failed.digest]
+        return Failed(releases=(failed, *others)[:KEPT])
+
+
+def parse_failed(text: str) -> Failed:
     """What the head has on record; a file that cannot be read keeps nobody from trying."""
     try:
-        return FailedRelease.model_validate_json(text) if text.strip() else None
+        return Failed.model_validate_json(text) if text.strip() else Failed()
     except ValidationError:
-        return None
+        return Failed()
 
 
-def refusal(failed: FailedRelease | None, digest: str, run: Run) -> FailedBefore | None:
+def read_failed(cluster: Cluster) -> Failed:
+    """The releases that failed, as the head remembers them."""
+    return parse_failed(read_state(cluster, NAME))
+
+
+def refusal(before: Failed, digest: str, run: Run) -> FailedBefore | None:
     """The error for a release that failed before, unless somebody wants it tried again."""
-    if failed is None or failed.digest != digest or run.force:
+    failed = before.of(digest)
+    if failed is None or run.force:
         return None
     said = [f"It failed by: {failed.cause}"] if failed.cause else []
     said += [f"The rollback failed by: {failed.second}"] if failed.second else []
@@ -57,21 +83,22 @@ def refusal(failed: FailedRelease | None, digest: str, run: Run) -> FailedBefore
         remedy="Nothing was touched. Change the spec, the image or the model; or, when the cause "
         "is mended, deploy with --force.",
     )
-    error.heals = failed.ending != "broken"
+    error.heals = not before.is_broken
     return error
 
 
 @step("breaker")
 def refuse_failed(cluster: Cluster, node: Node, run: Run, digest: str) -> Outcome:
     """The wanted release has not failed before, or a person wants it tried again."""
-    failed = parse_failed(read_state(cluster, NAME))
-    error = refusal(failed, digest, run)
+    before = read_failed(cluster)
+    error = refusal(before, digest, run)
     if error is not None:
         error.node = node.name
         raise error
-    forced = failed is not None and failed.digest == digest
-    detail = f"tried again, although {failed.told}" if failed and forced else ""
-    return Outcome(step="breaker", node=node.name, status="unchanged", detail=detail, data=failed)
+    failed = before.of(digest)
+    detail = f"tried again, although {failed.told}" if failed else ""
+    open = bool(before.releases)
+    return Outcome(step="breaker", node=node.name, status="unchanged", detail=detail, data=open)
 
 
 @step("breaker")
@@ -79,12 +106,27 @@ def note_failure(cluster: Cluster, node: Node, run: Run, failed: FailedRelease) 
     """The head remembers a release that failed, until another one is fine."""
     if run.dry_run:
         return Outcome(step="breaker", node=node.name, status="planned")
+    detail = f"release {failed.digest} is not tried again until it changes, or by --force"
+    write_failed(cluster, node, read_failed(cluster).noted(failed))
+    return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
+
+
+def write_failed(cluster: Cluster, node: Node, failed: Failed) -> None:
     remote = connect(cluster, node)
     folder = remote.run(("sh", "-c", WRITE, "sh", cluster.name)).stdout.strip()
     text = hidden.shown(failed.model_dump_json(indent=2)) + "\n"
     remote.put(f"{folder}/{NAME}", text.encode(), 0o600)
-    detail = f"release {failed.digest} is not tried again until it changes, or by --force"
-    return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
+
+
+@step("breaker")
+def note_rolled_back(cluster: Cluster, node: Node, run: Run) -> Outcome:
+    """After a rollback by hand something runs again: what failed stays untried, but not broken."""
+    before = read_failed(cluster)
+    if run.dry_run or not before.is_broken:
+        return Outcome(step="breaker", node=node.name, status="unchanged")
+    first = before.releases[0].model_copy(update={"ending": "by-hand"})
+    write_failed(cluster, node, before.noted(first))
+    return Outcome(step="breaker", node=node.name, status="changed", detail="no longer broken")
 
 
 @step("breaker")
@@ -95,9 +137,9 @@ def close_breaker(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: A
 
 
 def not_tried(cluster: Cluster) -> dict[str, list[dict[str, str]]]:
-    """The release that the breaker keeps from being tried, as a table of a report."""
-    failed = parse_failed(read_state(cluster, NAME))
-    return {"not tried again": [{"release": failed.digest, "why": failed.told}]} if failed else {}
+    """The releases that the breaker keeps from being tried, as a table of a report."""
+    rows = [{"release": each.digest, "why": each.told} for each in read_failed(cluster).releases]
+    return {"not tried again": rows} if rows else {}
 
 
 def failure(digest: str, run: Run, ending: Ending, *causes: str) -> FailedRelease:

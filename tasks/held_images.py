@@ -7,7 +7,8 @@ from docker.errors import APIError, ImageNotFound
 
 from blocks import Cluster
 from tasks.converge import log
-from tasks.images import image_content, remove_unused, tagged
+from tasks.images import image_content, tagged
+from tasks.replaced_images import remove_unused
 
 
 def repository(cluster: Cluster) -> str:

@@ -23,7 +23,7 @@ from tasks.ray_nodes import (
     observe_member,
     placement_problems,
 )
-from tasks.topology import ray_container
+from tasks.topology import kept_log, ray_container
 
 
 @step("cluster verification")
@@ -78,7 +78,7 @@ def unplanned(cluster: Cluster, seen: Seen, problems: Sequence[tuple[str, str]])
     return NotReady(
         "; ".join(f"{where}: {why}" for where, why in problems),
         details="\n".join(lines),
-        remedy=f"See docker logs {ray_container(cluster)} on the node that is named.",
+        remedy=f"See {kept_log(cluster, ray_container(cluster))} on the node that is named.",
     )
 
 

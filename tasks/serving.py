@@ -29,7 +29,7 @@ from tasks.listeners import Listener, listeners_of, strangers
 from tasks.rank_logs import Ranks, culprit
 from tasks.residue import remember
 from tasks.secret_values import api_key
-from tasks.topology import ContainerSpec, serve_container
+from tasks.topology import ContainerSpec, kept_log, serve_container
 
 LOG_LINES = 400
 # How long a healthy server may leave our completions without an answer, if nobody else gets one.
@@ -164,7 +164,7 @@ class Start:
         return Gone(
             why,
             details=self._told(log, node),
-            remedy=f"Its whole log: docker logs {self.name} on the head.",
+            remedy=f"Its log, on the head: {kept_log(self.cluster, self.name)}",
             node=node.name,
         )
 
@@ -197,7 +197,7 @@ class Start:
         return Gone(
             f"/health is 200, but the engine completes nothing: {silent.brief}",
             details=f"{silent.details}\n{self.last_words()}".strip(),
-            remedy=f"Its whole log: docker logs {self.name} on the head.",
+            remedy=f"Its log, on the head: {kept_log(self.cluster, self.name)}",
         )
 
     def last_words(self) -> str:

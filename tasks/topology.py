@@ -100,6 +100,11 @@ def serve_container(cluster: Cluster) -> str:
     return f"sparkrail-{cluster.name}-serve"
 
 
+def kept_log(cluster: Cluster, container: str) -> str:
+    """Where what a container said is kept when its deploy has failed, on its node."""
+    return f"~/.sparkrail/{cluster.name}/failed/{container}.log"
+
+
 def endpoint_of(cluster: Cluster) -> str:
     """Where clients find the model."""
     host = cluster.serve.host if cluster.serve.host != "0.0.0.0" else cluster.head.address

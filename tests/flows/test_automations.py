@@ -134,10 +134,14 @@ def test_a_deploy_that_fails_and_the_first_that_is_fine_again(
     run = start(client, names["on-demand"], Pending())
     put(client, run, Running(), Failed(name="RolledBack", message="restored"))
     poll(lambda: len(rung()) > 2)
+    run = start(client, names["on-demand"], Pending())
+    put(client, run, Running(), Failed(name="Broken", message="all is stopped"))
+    poll(lambda: len(rung()) > 3)
     assert subjects(rung()) == [
         "deploy failed",
         "deploys work again",
         "rolled back to the last good release",
+        "broken, the model does not answer",
     ]
     assert "Unchanged\nwatched: unchanged in 3 s\n" in rung()[1]["body"]
 

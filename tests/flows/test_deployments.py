@@ -17,6 +17,7 @@ VALUES = {
     "SPEC": "sparks",
     "CRON": "0 4 * * *",
     "TIMEZONE": "Europe/Berlin",
+    "RESTART": "always",
     "WATCH_MINUTES": "5",
 }
 
@@ -65,6 +66,7 @@ def test_every_schedule_has_a_slug_and_a_timezone(deployment: dict[str, Any]) ->
 
 def test_the_nightly_one_runs_once_a_night_and_never_beside_itself() -> None:
     nightly = DEPLOYMENTS[1]
+    assert nightly["parameters"] == {"cluster": "sparks", "restart": "always"}
     assert [each["slug"] for each in nightly["schedules"]] == ["nightly"]
     assert nightly["concurrency_limit"] == {
         "limit": 1,

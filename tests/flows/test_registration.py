@@ -32,7 +32,14 @@ from tasks.errors import SparkrailError
 from tests.flows.clusters import NIGHTLY, Spec, outcomes
 from tests.lab.prefect_processes import BIN, Processes
 
-NOTIFICATIONS = ["failed", "rolled back", "nightly did not start", "nightly gave way", "recovered"]
+NOTIFICATIONS = [
+    "failed",
+    "rolled back",
+    "broken",
+    "nightly did not start",
+    "nightly gave way",
+    "recovered",
+]
 numbers = itertools.count()
 
 Register = Callable[..., Registration]
@@ -94,7 +101,8 @@ def test_what_is_registered(spec: Spec, client: SyncPrefectClient) -> None:
     mine = deployments(client, spec.name)
     for name, deployment in mine.items():
         flow = "oversee.py:watch" if name.startswith("every") else "deploy.py:deploy"
-        assert deployment.parameters == {"cluster": str(spec.path)}
+        nightly_ones = {"restart": "if-changed"} if name.startswith("nightly") else {}
+        assert deployment.parameters == {"cluster": str(spec.path)} | nightly_ones
         assert deployment.tags == [f"cluster:{spec.name}"]
         assert deployment.work_pool_name == "sparkrail"
         assert deployment.entrypoint == f"flows/{flow}"
@@ -130,6 +138,7 @@ def test_by_hand_is_the_same(first: Spec, client: SyncPrefectClient, processes: 
         "SPARKRAIL_SPEC": str(first.path),
         "SPARKRAIL_CRON": NIGHTLY["cron"],
         "SPARKRAIL_TIMEZONE": NIGHTLY["timezone"],
+        "SPARKRAIL_RESTART": "if-changed",
         "SPARKRAIL_WATCH_MINUTES": "5",
     }
     file = "deployments/prefect.yaml"

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.converge import Run
-from tasks.failed_releases import FailedRelease, failure, parse_failed, refusal
+from tasks.failed_releases import Failed, FailedRelease, failure, parse_failed, refusal
 from tests.unit.specs import RUN
 
 FAILED = FailedRelease(
@@ -14,24 +14,26 @@ FAILED = FailedRelease(
     cause="vLLM serve on head: out of memory",
     second="worker join on worker1: no connection",
 )
+BOTH = Failed(releases=(FAILED, FAILED.model_copy(update={"digest": "worse", "ending": "by-hand"})))
 FORCED = Run(id="run-1", who="ada", force=True)
 
 
 @pytest.mark.parametrize(
     ("failed", "digest", "run", "refused"),
     [
-        pytest.param(None, "bad", RUN, False, id="none failed"),
-        pytest.param(FAILED, "bad", RUN, True, id="the same"),
-        pytest.param(FAILED, "other", RUN, False, id="another"),
-        pytest.param(FAILED, "bad", FORCED, False, id="the same, by force"),
+        pytest.param(Failed(), "bad", RUN, False, id="none failed"),
+        pytest.param(BOTH, "bad", RUN, True, id="the newest"),
+        pytest.param(BOTH, "worse", RUN, True, id="one before"),
+        pytest.param(BOTH, "other", RUN, False, id="another"),
+        pytest.param(BOTH, "bad", FORCED, False, id="the newest, by force"),
     ],
 )
-def test_refusal(failed: FailedRelease | None, digest: str, run: Run, refused: bool) -> None:
+def test_refusal(failed: Failed, digest: str, run: Run, refused: bool) -> None:
     assert (refusal(failed, digest, run) is not None) == refused
 
 
 def test_what_is_told() -> None:
-    assert str(refusal(FAILED, "bad", RUN)) == (
+    assert str(refusal(BOTH, "bad", RUN)) == (
         "release bad is not tried again: its rollback failed too, and everything was stopped at "
         "2026-11-30T04:00:00+0100 by run run-0\n"
         "It failed by: vLLM serve on head: out of memory\n"
@@ -42,13 +44,25 @@ def test_what_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "{", '{"digest": "bad"}', '["bad"]'], ids=["absent", *"abcd"]
+    "text", ["", "\n", "{", '{"releases": 7}', '["bad"]'], ids=["absent", *"abcd"]
 )
 def test_what_cannot_be_read_keeps_nobody_from_trying(text: str) -> None:
-    assert parse_failed(text) is None
+    assert parse_failed(text) == Failed()
 
 
 def test_a_failure_survives_its_file() -> None:
     made = failure("bad", RUN, "rolled-back", "why")
     assert (made.cause, made.second, made.run) == ("why", "", "run-1")
-    assert parse_failed(made.model_dump_json(indent=2)) == made
+    noted = BOTH.noted(made)
+    assert noted.releases == (made, BOTH.releases[1])
+    assert parse_failed(noted.model_dump_json(indent=2)) == noted
+
+
+def test_only_the_last_rollback_tells_whether_something_runs() -> None:
+    assert BOTH.is_broken
+    assert not Failed(releases=BOTH.releases[::-1]).is_broken
+    assert not Failed().is_broken
+    errors = [
+        refusal(Failed(releases=each), "bad", RUN) for each in (BOTH.releases, BOTH.releases[::-1])
+    ]
+    assert [error and error.heals for error in errors] == [False, True]

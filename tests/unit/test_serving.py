@@ -19,7 +19,7 @@ from tests.unit.specs import spec
 
 HEALTHY = (Path(__file__).parent / "data" / "vllm" / "healthy-start-0.32.0.txt").read_text()
 RAY, SERVE = "sparkrail-sparks-ray", "sparkrail-sparks-serve"
-HINT = f"Its whole log: docker logs {SERVE} on the head."
+HINT = f"Its log, on the head: ~/.sparkrail/sparks/failed/{SERVE}.log"
 
 
 class Docker:
