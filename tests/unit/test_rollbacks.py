@@ -61,13 +61,14 @@ def test_a_file_that_was_changed() -> None:
 
 
 def held(node: str, why: str = "") -> Outcome:
-    data = {"found_as": f"name-on-{node}", "why": why}
+    data = {"found_as": f"name-on-{node}", "boot": f"boot-of-{node}", "why": why}
     return Outcome(step="hold", node=node, status="unchanged", data=data)
 
 
 def test_each_node_has_the_image_by_its_own_name_and_the_digest_stays() -> None:
     specs = found(RELEASE, [held("head"), held("worker1")])
     assert [each.found_as for each in specs["head"]] == ["name-on-head"] * 2
+    assert [each.boot for each in specs["head"]] == ["boot-of-head"] * 2
     for node, mine in specs.items():
         assert [x.digest for x in mine] == [x.digest for x in RELEASE.containers[node]]
 
