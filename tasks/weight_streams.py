@@ -77,6 +77,7 @@ class Transfer:
         return here
 
     def _join(self, worker: Node, what: Send) -> Talk:
+        connect(self._cluster, worker)
         # One after the other: each is told who listens before it.
         with self._joining:
             head = self._cluster.head

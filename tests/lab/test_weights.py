@@ -18,6 +18,7 @@ from tasks import remote
 from tasks.converge import Outcome, Run
 from tasks.errors import Cancelled, CommandFailed, NodeUnreachable, SparkrailError
 from tasks.relayed.pieces import PIECE, VERSION, count, file_digest, packed
+from tasks.weight_streams import _transfers
 from tasks.weights import ensure_weights
 from tests.lab import lab
 from tests.lab.layout import Lab
@@ -27,8 +28,7 @@ pytestmark = pytest.mark.lab
 
 LAB = Lab("lab-weights")
 RUN = Run(id="test", who="test")
-RATE = 50_000_000  # Bytes a second: 400mbit.
-SHARDS, SHARD = 6, 16 << 20
+SHARDS, SHARD = 6, 32 << 20
 SIZE = SHARDS * SHARD
 PATH = "/models/model"
 PARTS = f"{PATH}/.sparkrail-part"
@@ -58,17 +58,17 @@ def _cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(_cluster: Cluster) -> Iterator[Cluster]:
     """A model on the head only."""
-    header = {"w": {"dtype": "U8", "shape": [SHARD - 64], "data_offsets": [0, SHARD - 64]}}
-    text = json.dumps(header).ljust(56).encode()
+    header = {"w": {"dtype": "U8", "shape": [SHARD - 128], "data_offsets": [0, SHARD - 128]}}
+    text = json.dumps(header).ljust(120).encode()
     on("head", f"mkdir -p {PATH}; echo '{{}}' | tee {PATH}/config.json {PATH}/tokenizer.json")
     for at in range(SHARDS):
         place = f"{PATH}/model-{at}.safetensors"
         start = struct.pack("<Q", len(text)) + text
-        on("head", f"{{ cat; head -c {SHARD - 64} /dev/urandom; }} > {place}", start)
+        on("head", f"{{ cat; head -c {SHARD - 128} /dev/urandom; }} > {place}", start)
     yield _cluster
     remote.STOP.clear()
     for node in _cluster.nodes:
-        on(node.name, "rm -rf /models/* ~/.sparkrail")
+        on(node.name, "rm -rf /models/model /models/other ~/.sparkrail")
 
 
 def sync(cluster: Cluster) -> dict[str, Result]:
@@ -102,6 +102,11 @@ class Syncing:
         poll(lambda: int(on(node, MARKS)) >= pieces, 60)
 
 
+def chain_so_far() -> list[str]:
+    """The nodes of the transfer that is under way, the head first."""
+    return [name for each in list(_transfers.values()) for name in list(each._sources)]
+
+
 def statuses(results: dict[str, Result]) -> list[str]:
     return [
         result.status if isinstance(result, Outcome) else repr(result)
@@ -129,11 +134,8 @@ def files(node: str) -> list[str]:
 
 def test_the_head_sends_once_to_any_number_of_workers(cluster: Cluster) -> None:
     before = int(on("head", COUNTERS.format(HEAD_PORT)))
-    began = time.monotonic()
     assert statuses(sync(cluster)) == ["changed"] * 4
-    seconds = time.monotonic() - began
     assert int(on("head", COUNTERS.format(HEAD_PORT))) - before < 1.1 * SIZE
-    assert seconds < 2.5 * SIZE / RATE, "one after the other it would be 4 times"
     digests = {on(node.name, f"cd {PATH}; sha256sum *") for node in cluster.nodes}
     assert len(digests) == 1
     assert statuses(sync(cluster)) == ["unchanged"] * 4
@@ -143,17 +145,16 @@ def test_the_head_sends_once_to_any_number_of_workers(cluster: Cluster) -> None:
 
 def test_a_chain_with_a_dead_middle(cluster: Cluster) -> None:
     syncing = Syncing(cluster)
-    names = [node.name for node in cluster.workers]
-    syncing.once(names[-1], 2)
-    chain = sorted(names, key=lambda name: int(on(name, MARKS)), reverse=True)
+    poll(lambda: chain_so_far()[4:], 60)
+    chain = chain_so_far()[1:]
+    syncing.once(chain[-1], 2)
     kill(chain[1], "weights_receive")
     results = syncing.wait()
     dead = results.pop(chain[1])
     assert isinstance(dead, CommandFailed)
     assert str(dead).startswith(f"{chain[1]}: weights_receive ended (killed")
     assert statuses(results) == ["changed"] * 3
-    told = [name for name in results if f"went on without {chain[1]}: " in detail(results[name])]
-    assert told, results
+    assert f"went on without {chain[1]}: " in detail(results[chain[2]])
     assert files(chain[1]) == []
     results = sync(cluster)
     assert sorted(statuses(results)) == ["changed", "unchanged", "unchanged", "unchanged"]
