@@ -146,10 +146,12 @@ def _findings(
         return [("not ours", words)]
     findings: list[Finding] = []
     boot = container.label(BOOT_LABEL)
-    if boot and seen.boot and boot != seen.boot:
+    rebooted = bool(boot and seen.boot and boot != seen.boot)
+    if rebooted:
         findings.append(("rebooted since", "the node was rebooted since this was deployed"))
     if not container.running:
-        findings.append(("ended", _ended(found)))
+        # What it said last is not why it ended, where it ended with its node.
+        findings.append(("ended", _ended(found, "" if rebooted else found.cause)))
     if want is None:
         return findings
     if found.image_content != want.image_content:
@@ -171,7 +173,7 @@ def _image(found: Found) -> str:
     return f"runs an older image: {found.image} ({found.image_content[:12]}{made})"
 
 
-def _ended(found: Found) -> str:
+def _ended(found: Found, cause: str) -> str:
     state = found.container.state
     if state in ("created", "restarting", "paused"):
         return f"is {state}"
@@ -180,7 +182,7 @@ def _ended(found: Found) -> str:
         words += ", out of memory"
     if found.finished:
         words += f", {_local(found.finished)}"
-    return f"{words}: {found.cause}" if found.cause else words
+    return f"{words}: {cause}" if cause else words
 
 
 def _membership(

@@ -7,16 +7,17 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.lab.layout import REPOSITORY
-from tests.lab.product import SPARKRAIL, STUB_TAG, Product, lab_command, poll
+from blocks.secrets import EngineSecrets
+from tests.lab.prefect_processes import Processes
+from tests.lab.product import DONE, SPARKRAIL, STUB_TAG, Product, lab_command, poll
 
 pytestmark = [pytest.mark.lab, pytest.mark.extended]
 BLOCK = "planted"
@@ -30,11 +31,6 @@ def speak():
 ray.get(speak.remote())
 """
 SPOKEN = " | a rank on the worker speaks"
-SAVE = """
-import json, sys
-from blocks.secrets import EngineSecrets
-EngineSecrets(**json.load(sys.stdin)).save("planted", overwrite=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +44,15 @@ def environment(cluster: Product) -> dict[str, str]:
     return {**own, "PREFECT_HOME": str(cluster.folder / "prefect")}
 
 
-def sparkrail(cluster: Product, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A command whose output is for people."""
+def sparkrail(
+    cluster: Product, verb: str, *options: str, prefect: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command whose output is for people; without a Prefect API by default."""
     argv = [str(SPARKRAIL), verb, str(cluster.spec), *options]
     return subprocess.run(
         argv,
         cwd=cluster.folder,
-        env=environment(cluster),
+        env=prefect or environment(cluster),
         capture_output=True,
         text=True,
         timeout=200,
@@ -259,9 +257,11 @@ def test_a_rebooted_node(cluster: Product, tmp_path: Path) -> None:
 # --- bundle ---------------------------------------------------------------------------------------
 
 
-def bundled(cluster: Product, file: Path) -> dict[str, bytes]:
+def bundled(
+    cluster: Product, file: Path, prefect: Mapping[str, str] | None = None
+) -> dict[str, bytes]:
     """The archive's files by their name."""
-    said = sparkrail(cluster, "bundle", "-o", str(file), "--json")
+    said = sparkrail(cluster, "bundle", "-o", str(file), "--json", prefect=prefect)
     assert said.returncode == 0, said.stderr
     document = json.loads(said.stdout)
     assert document["file"] == str(file)
@@ -301,7 +301,10 @@ def planted() -> dict[str, str]:
 
 @pytest.fixture
 def secretive(
-    cluster: Product, planted: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    cluster: Product,
+    planted: dict[str, str],
+    prefect: Processes,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Product:
     """The fast engine, which is given secrets and tells all that it was given."""
 
@@ -310,27 +313,22 @@ def secretive(
         document["environment"]["STUB_TELL"] = "1"
 
     made = cluster.but(tmp_path_factory.mktemp("secretive"), change)
-    block = {"api_key": planted["API key"], "environment": {"SITE_WORD": planted["variable"]}}
-    subprocess.run(
-        [sys.executable, "-c", SAVE],
-        input=json.dumps(block),
-        text=True,
-        env=environment(made),
-        cwd=REPOSITORY,
-        check=True,
-        timeout=180,
-    )
-    made.deploy()
+    with temporary_settings({PREFECT_API_URL: f"{prefect.ui}/api"}):
+        EngineSecrets(
+            api_key=planted["API key"], environment={"SITE_WORD": planted["variable"]}
+        ).save(BLOCK, overwrite=True)
+    said = made.start("deploy", prefect=prefect.environment).wait()
+    assert said.code == DONE, said.error
     return made
 
 
 def test_a_bundle_has_all_but_secrets(
-    secretive: Product, planted: dict[str, str], tmp_path: Path
+    secretive: Product, planted: dict[str, str], prefect: Processes, tmp_path: Path
 ) -> None:
     cluster = secretive
     assert planted["API key"] in cluster.on("head", f"docker logs {cluster.server} 2>&1")
     before = {name: cluster.on(name, "find ~/.sparkrail -type f | sort") for name in cluster.nodes}
-    content = bundled(cluster, tmp_path / "all.tar.gz")
+    content = bundled(cluster, tmp_path / "all.tar.gz", prefect.environment)
     assert_clean(content, planted)
     # Neither does it show where the block is not read at all.
     said = sparkrail(cluster, "logs").stdout
@@ -352,7 +350,7 @@ def test_a_bundle_has_all_but_secrets(
     assert json.loads(content["nodes/head/releases.json"])[0]["image"] == STUB_TAG
     assert {"sparkrail", "prefect", "python"} <= set(json.loads(content["versions.json"]))
     assert b"secrets: planted" in content["spec.yaml"]
+    assert content["report.md"].startswith(b"stub: completed, changed\n")
     assert before == {
         name: cluster.on(name, "find ~/.sparkrail -type f | sort") for name in cluster.nodes
     }
-    assert as_asked(cluster)

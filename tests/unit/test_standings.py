@@ -149,7 +149,9 @@ Expected = dict[tuple[str, str], tuple[str, str]]
     ("change", "expected"),
     [
         pytest.param(
-            lambda site: site.change("worker1", RAY, {BOOT_LABEL: "boot-0"}, **ENDED),
+            lambda site: site.change(
+                "worker1", RAY, {BOOT_LABEL: "boot-0"}, cause="INFO all is well", **ENDED
+            ),
             {
                 ("worker1", "Ray"): (
                     "rebooted since",
