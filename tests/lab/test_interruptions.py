@@ -88,7 +88,8 @@ FROM_STOP_ON: dict[str, Begun] = {
     "worker join": (["Ray head start on head"], has("worker1", "raylet")),
     "cluster verification": (["worker join on worker1"], None),
     "vLLM serve": (["cluster verification on head"], has("head", "vllm")),
-    "record": (["vLLM serve on head"], None),
+    # What a kill during `vLLM serve` leaves may answer by now, and `decide` be the last to look.
+    "record": (["decide on head"], None),
 }
 
 
@@ -167,7 +168,10 @@ def test_two_at_once_and_interrupted_while_serve_is_waited_for(held: Product) ->
 
     running = held.start("deploy")
     running.until_ended("cluster verification on head")
-    running.until(lambda: held.named("head", "vllm"))
+    # Before it says so, the signal would end it.
+    running.until(
+        lambda: "loading weights" in held.on("head", f"docker logs {held.server} 2>&1 || true")
+    )
     held.send_signal("head", "vllm", signal.SIGUSR1)
     assert running.wait().code == 0
     nothing_is_left(held)
