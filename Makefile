@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 # The lab is made of namespaces, which only root may make.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 
-.PHONY: bench demo demo-down test test-extended test-fast lint setup setup-test venv
+.PHONY: bench demo demo-down test test-extended chaos test-fast lint setup setup-test venv
 
 demo: setup
 	$(SUDO) $(PYTHON) -m tests.lab.demo up
@@ -18,6 +18,10 @@ test: setup-test lint
 # Longer trials on the lab and on a Prefect server: about an hour on two cores.
 test-extended: setup-test
 	$(SUDO) $(PYTHON) -m pytest -m extended
+
+# Every fault at every step of a deploy, on a lab of its own: some hours on two cores.
+chaos: setup-test
+	$(SUDO) $(PYTHON) -m tests.lab.chaos
 
 test-fast: venv
 	$(PYTHON) -m pytest -m 'not extended' tests/unit tests/flows tests/ssh
