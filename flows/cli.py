@@ -104,6 +104,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of one command; RELEASE may also stand behind them."""
+    top = parser()
+    options, left = top.parse_known_args(argv)
+    # argparse takes an optional word only right behind the one before it (bpo-14191).
+    words = [word for word in left if not word.startswith("-")]
+    if getattr(options, "release", None) == "" and len(left) == len(words) == 1:
+        options.release = words[0]
+    elif left:
+        top.error(f"unrecognized arguments: {' '.join(left)}")
+    return options
+
+
 def _block(text: str) -> str:
     kind, _, name = text.partition("/")
     if not kind or not name or "/" in name:
@@ -113,7 +126,7 @@ def _block(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    options = parser().parse_args(argv)
+    options = parse(argv)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
     # As in deployments/prefect.yaml: a run that is silent for longer is taken for dead.
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")

@@ -17,9 +17,22 @@ from tasks.errors import CommandFailed, NodeUnreachable, SparkrailError
 from tasks.remote import Remote, connect
 
 API_TIMEOUT = 60
+DIAL = ("docker", "system", "dial-stdio")
 WATCH = 10.0  # So long the engine may take before we ask whether its node is still there.
 _clients: dict[int, tuple[Remote, docker.DockerClient]] = {}
 _lock = threading.Lock()
+
+
+class _Sessions:
+    """What docker-py takes for an SSH transport; its sessions begin behind what a login prints."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def open_session(self) -> Any:
+        stream: Any = self._remote.start(DIAL, shown=" ".join(DIAL))
+        stream.exec_command = lambda _command: None  # It runs.
+        return stream
 
 
 class _OverConnection(SSHHTTPAdapter):
@@ -28,7 +41,7 @@ class _OverConnection(SSHHTTPAdapter):
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
         self.ssh_client: Any = SimpleNamespace(
-            get_transport=lambda: remote.transport, close=lambda: None
+            get_transport=lambda: _Sessions(remote), close=lambda: None
         )
         self.ssh_host = remote.node.address
         self.timeout = API_TIMEOUT

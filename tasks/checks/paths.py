@@ -81,13 +81,15 @@ def _swallowed(here: Interface, peer: Peer) -> Finding:
 
 
 def head_login(site: Site) -> Finding | None:
-    """The head's own ssh, over which image and weights are sent, with nothing printed unasked."""
+    """The head's own ssh, over which rsync sends the weights, with nothing printed unasked."""
+    if site.cluster.weights.transport != "rsync":
+        return None
     peers = site.head.peers if site.head and not site.is_head else ()
     login = next((peer.login for peer in peers if peer.node == site.node.name), None)
     if login is None:
         return None
-    worse = blocked if site.needs_transfer else slow
-    later = "" if site.needs_transfer else "; nothing is to be sent just now"
+    worse = blocked if site.needs_weights else slow
+    later = "" if site.needs_weights else "; nothing is to be sent just now"
     if login.code != 0:
         error = ssh_failed(site.cluster, site.node, login.said)
         said = login.said.splitlines()[-1:] if login.said else []

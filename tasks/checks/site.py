@@ -61,17 +61,9 @@ class Site:
         return any(container.running and self.is_ours(container) for container in found)
 
     @property
-    def needs_transfer(self) -> bool:
-        """Whether image or weights have to be sent to this node."""
-        images = [each.docker.image if each and each.docker else None for each in self._ends]
-        contents = {image.content if image else "" for image in images}
-        if len(contents) > 1 or "" in contents:
-            return True
+    def needs_weights(self) -> bool:
+        """Whether weights have to be sent to this node."""
         return bool(differing(self.wanted_weights, self.here.weights))
-
-    @property
-    def _ends(self) -> tuple[NodeFacts | None, NodeFacts]:
-        return self.head, self.here
 
     def container_of(self, process: Process | None) -> Container | None:
         if process is None or self.here.docker is None:

@@ -230,33 +230,40 @@ def test_a_switch_with_a_smaller_mtu(release: Product) -> None:
     assert rows(said)["head", "fabric mtu"] == lost
 
 
-def test_a_login_that_prints(release: Product) -> None:
+@pytest.fixture
+def by_rsync(release: Product, tmp_path: Path) -> Product:
+    """The same release, by a spec that has its weights sent over the head's ssh."""
+    return release.but(tmp_path, lambda spec: spec.update(weights={"transport": "rsync"}))
+
+
+def test_a_login_that_prints(release: Product, by_rsync: Product) -> None:
     with broken(
         release,
         "worker1",
         "cp -p ~/.bashrc /models/.aside; sed -i '1i echo hello from worker1' ~/.bashrc",
         "mv /models/.aside ~/.bashrc",
     ):
-        idle = release.run("check")
+        assert release.run("check").code == DONE
+        idle = by_rsync.run("check")
         with broken(
             release, "worker1", f"mv {TOKENIZER} /models/.tok", f"mv /models/.tok {TOKENIZER}"
         ):
-            needed = release.run("deploy")
+            needed = by_rsync.run("deploy")
     said = (
         "the login of root@10.77.0.2 prints 19 bytes unasked, which breaks rsync: "
         "hello from worker1"
     )
-    assert idle.code == DONE
+    assert idle.code == DONE, idle.error
     assert rows(idle, "slow")["worker1", "head's ssh"].startswith(said)
     assert needed.code == BLOCKED, needed.error
     assert rows(needed) == {("worker1", "head's ssh"): said}
 
 
-def test_a_head_that_does_not_know_its_worker(release: Product) -> None:
+def test_a_head_that_does_not_know_its_worker(release: Product, by_rsync: Product) -> None:
     with broken(
         release, "head", "mv ~/.ssh/known_hosts ~/.ssh/aside", "mv ~/.ssh/aside ~/.ssh/known_hosts"
     ):
-        said = release.run("check")
+        said = by_rsync.run("check")
     assert said.code == DONE
     found = rows(said, "slow")["worker1", "head's ssh"]
     assert found.startswith("head -> root@10.77.0.2:22: head does not know its host key")

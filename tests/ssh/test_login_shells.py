@@ -3,13 +3,17 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tasks import engines
 from tasks.errors import LoginRefused
+from tasks.remote import Remote
 from tests.ssh.conftest import LogIn, Start
 from tests.ssh.test_commands import ECHO
+from tests.unit.test_local import DOCKER
 
 WORDS = (
     "",
@@ -37,34 +41,54 @@ def test_quoting_survives_the_login_shell(start: Start, only: LogIn, shell: str)
     assert len(node.run(("echo", "x" * 40_000)).stdout) == 40_001
 
 
-def test_what_a_bashrc_prints_is_dropped(start: Start, only: LogIn, tmp_path: Path) -> None:
-    bashrc = tmp_path / "noise"
-    bashrc.write_text(f"printf '%s\\n' '{BANNER}'\nprintf 'without a line break'\n")
-    node = only(start('ForceCommand exec bash -c "$SSH_ORIGINAL_COMMAND"', BASH_ENV=str(bashrc)))
+NOISE = f"printf '%s\\n' '{BANNER}'\nprintf 'without a line break'\n"
+
+
+@pytest.fixture
+def with_bashrc(start: Start, only: LogIn) -> Iterator[Callable[[str], Remote]]:
+    """A node whose bash reads this before every command, as it does when sshd calls it."""
+    read: list[Path] = []
+
+    def log_in(bashrc: str) -> Remote:
+        sshd = start('ForceCommand exec bash -c "$SSH_ORIGINAL_COMMAND"')
+        read.append(sshd.home / "read")
+        (sshd.home / ".bashrc").write_text(f"touch {read[0]}\n{bashrc}")
+        return only(sshd)
+
+    yield log_in
+    assert all(each.exists() for each in read)
+
+
+WithBashrc = Callable[[str], Remote]
+
+
+def test_what_a_bashrc_prints_is_dropped(with_bashrc: WithBashrc) -> None:
+    node = with_bashrc(NOISE)
     assert node.run(("echo", "clean")).stdout == "clean\n"
     told: list[str] = []
     node.run(("echo", "clean"), on_output=told.append)
     assert "".join(told) == "clean\n"
 
 
-def test_a_command_that_talks_begins_behind_what_a_bashrc_prints(
-    start: Start, only: LogIn, tmp_path: Path
-) -> None:
-    bashrc = tmp_path / "noise"
-    bashrc.write_text(f"printf '%s\\n' '{BANNER}'\nprintf 'without a line break'\n")
-    node = only(start('ForceCommand exec bash -c "$SSH_ORIGINAL_COMMAND"', BASH_ENV=str(bashrc)))
-    stream = node.start(("cat",), shown="talk")
+def test_a_command_that_talks_begins_behind_what_a_bashrc_prints(with_bashrc: WithBashrc) -> None:
+    stream = with_bashrc(NOISE).start(("cat",), shown="talk")
     stream.sendall(b"clean")
     assert stream.recv(100) == b"clean"
     stream.close()
 
 
-def test_a_bashrc_that_sets_odd_options_does_not_matter(
-    start: Start, only: LogIn, tmp_path: Path
+def test_docker_is_spoken_to_behind_what_a_bashrc_prints(
+    with_bashrc: WithBashrc, tmp_path: Path
 ) -> None:
-    bashrc = tmp_path / "odd"
-    bashrc.write_text("set -e -u\nIFS=x\nalias env=false cat=false\nexport POSIXLY_CORRECT=1\n")
-    node = only(start('ForceCommand exec bash -c "$SSH_ORIGINAL_COMMAND"', BASH_ENV=str(bashrc)))
+    stub = tmp_path / "docker"
+    stub.write_text(DOCKER)
+    stub.chmod(0o755)
+    node = with_bashrc(f"{NOISE}export PATH={tmp_path}:$PATH\n")
+    assert engines._client(node).version()["Version"] == "20.10.24"
+
+
+def test_a_bashrc_that_sets_odd_options_does_not_matter(with_bashrc: WithBashrc) -> None:
+    node = with_bashrc("set -e -u\nIFS=x\nalias env=false cat=false\nexport POSIXLY_CORRECT=1\n")
     assert node.run(("cat",), stdin=b"axb").stdout == "axb"
     assert node.run((sys.executable, "-c", "exit(3)"), ok=(3,)).code == 3
 

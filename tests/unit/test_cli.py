@@ -47,6 +47,11 @@ ROOT = Path(__file__).parents[2]
             {"verb": "rollback", "json": False, "dry_run": True, "release": "1a2b"},
             id="rollback to one release",
         ),
+        pytest.param(
+            ["rollback", "lab", "--json", "1a2b"],
+            {"verb": "rollback", "json": True, "dry_run": False, "release": "1a2b"},
+            id="rollback with the release behind an option",
+        ),
         pytest.param(["releases", "lab"], {"verb": "releases", "json": False}, id="releases"),
         pytest.param(["diff", "lab"], {"verb": "diff", "json": False}, id="diff"),
         pytest.param(
@@ -85,7 +90,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_what_it_takes(words: list[str], chosen: dict[str, Any]) -> None:
-    assert vars(cli.parser().parse_args(words)) == chosen | {"cluster": "lab"}
+    assert vars(cli.parse(words)) == chosen | {"cluster": "lab"}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,7 @@ def test_what_it_takes(words: list[str], chosen: dict[str, Any]) -> None:
             "argument VERB: invalid choice: 'install'",
             id="another verb",
         ),
+        pytest.param(["rollback", "lab", "a", "b"], "unrecognized arguments: b", id="two releases"),
         pytest.param(["check", "lab", "--dry-run"], "unrecognized arguments: --dry-run", id="flag"),
         pytest.param(
             ["deploy", "lab", "--restart", "never"],

@@ -44,9 +44,12 @@ from tests.unit.sites import (
     same,
 )
 
+# The only way of the weights that needs the head's own ssh.
+BY_RSYNC = cluster(weights={"transport": "rsync"})
+
 
 def test_a_healthy_cluster_is_ready_everywhere() -> None:
-    rows = problems(cluster(), nodes(), ACCEPTED)
+    rows = problems(BY_RSYNC, nodes(), ACCEPTED)
     assert [row for row in rows if row.verdict != "ready"] == []
     assert {row.check for row in rows} == {"reachable", *CHECKS} - {"own code"}
     assert all(row.detail and not row.remedy for row in rows)
@@ -745,9 +748,16 @@ def test_the_heads_ssh_to_a_worker(
     login: Login, sends: bool, verdict: str, detail: str, remedy: str
 ) -> None:
     peer = PEERS["head"].model_copy(update={"login": login})
-    change = OTHER_IMAGE if sends else same
-    found = row("head's ssh", nodes(head=having(peers=(peer,)), worker1=change), "worker1")
+    change = having(weights=without("tokenizer.json")) if sends else same
+    told = nodes(head=having(peers=(peer,)), worker1=change)
+    found = row("head's ssh", told, "worker1", BY_RSYNC)
     assert (found.verdict, found.detail, found.remedy) == (verdict, detail, remedy)
+
+
+def test_streams_need_no_ssh_of_the_head() -> None:
+    peer = PEERS["head"].model_copy(update={"login": Login(code=255, said="no")})
+    found = problems(cluster(), nodes(head=having(peers=(peer,))), ACCEPTED)
+    assert "head's ssh" not in {each.check for each in found}
 
 
 @pytest.mark.parametrize(
