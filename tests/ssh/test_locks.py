@@ -57,7 +57,7 @@ def test_it_is_held_until_it_is_released(node: Node) -> None:
     holder = node.holder
     assert lives(holder)
     release_lock(node.cluster)
-    assert not lives(holder)
+    poll(lambda: not lives(holder), "it has ended")
     assert not (node.lock / "owner.json").exists()
     assert not remote.STOP.is_set()
 
