@@ -93,6 +93,8 @@ class Processes:
 
     def start(self, name: str, program: str, *arguments: str) -> None:
         """A process of its own session that outlives us, known by its pid and start time."""
+        if dead := self._children.pop(name, None):
+            dead.wait()
         # A background process of a script ignores SIGINT, and Prefect's worker then never stops.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with (self.home / f"{name}.log").open("ab") as log:

@@ -189,9 +189,15 @@ def test_a_real_server_that_finds_its_port_taken(
         "vLLM serve on head",
         "record on head",
     }
-    serve = again.step_seconds["vLLM serve on head"]
+    # What failed was cleared away, as nothing is on record to go back to: Ray starts anew, too.
+    restart = ("Ray head start", "worker join", "cluster verification", "vLLM serve", "canary")
+    anew = sum(
+        seconds
+        for name, seconds in again.step_seconds.items()
+        if name.startswith(tuple(f"{step} on " for step in restart))
+    )
     print(
-        f"vLLM serve took {serve:.1f} s; the retry's flow {again.seconds:.1f} s, "
+        f"to start anew took {anew:.1f} s; the retry's flow {again.seconds:.1f} s, "
         f"and with the start of its process {again.with_start:.1f} s"
     )
-    assert again.seconds < serve + 30
+    assert again.seconds < anew + 30
