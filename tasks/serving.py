@@ -95,8 +95,9 @@ def serve(cluster: Cluster, node: Node, run: Run, want: ContainerSpec) -> Outcom
                 partial(containers.act, client, cluster.name, node.name, run.id),
                 dry_run=run.dry_run,
             )
-        if outcome.status == "planned":
-            return outcome
+        if run.dry_run:  # What runs yet would have been stopped before.
+            detail = outcome.detail or f"start {want.name}"
+            return outcome.model_copy(update={"status": "planned", "detail": detail})
         answer = wait_until(
             name,
             node.name,

@@ -51,5 +51,5 @@ def test_three_states(stub: Product) -> None:
     assert deploy == {
         "script relay on worker1",
         "stop on head",
-        *started - {"record on head", "Ray head start on head"},
+        *started - {"Ray head start on head"},
     }
