@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 from tests.lab.product import Product, poll
 
-# Before /usr/bin on the PATH. Of its calls only those wait that are like `held` and not `passed`.
+# Before /usr/bin on the PATH. Of its calls all but those that are like `passed` wait.
 PROGRAM = """\
 #!/bin/sh
-case "$*" in {passed}) exec /usr/bin/{name} "$@";; {held}) ;; *) exec /usr/bin/{name} "$@";; esac
+case "$*" in {passed}) exec /usr/bin/{name} "$@";; esac
 while [ -e /run/held ]; do sleep 0.1; done
 exec /usr/bin/{name} "$@"
 """
@@ -17,12 +17,10 @@ exec /usr/bin/{name} "$@"
 class Hold:
     """A program that waits on some nodes until it is let go."""
 
-    def __init__(
-        self, product: Product, name: str, nodes: list[str], *, passed: str = "''", held: str = "*"
-    ) -> None:
+    def __init__(self, product: Product, name: str, nodes: list[str], passed: str) -> None:
         self._product, self._nodes = product, nodes
         self._place = f"/usr/local/bin/{name}"
-        program = PROGRAM.format(name=name, passed=passed, held=held)
+        program = PROGRAM.format(name=name, passed=passed)
         for node in nodes:
             product.on(node, f"touch /run/held; cat > {self._place}", program.encode())
             product.on(node, f"chmod 755 {self._place}")
@@ -53,9 +51,10 @@ def held_facts(product: Product) -> Iterator[Hold]:
 
 @contextmanager
 def held_weights(product: Product) -> Iterator[Hold]:
-    """The next deploy hangs in `weights sync`: a file is to be sent, and the head waits."""
+    """The next deploy by rsync hangs in `weights sync`: a file is to be sent, and it waits."""
+    assert product.document["weights"]["transport"] == "rsync"
     product.on("worker1", f"rm -f {product.document['model']['path']}/config.json")
-    hold = Hold(product, "python3", ["head"], held="*weights_send*")
+    hold = Hold(product, "rsync", ["head"], passed="--version")
     try:
         yield hold
     finally:

@@ -19,6 +19,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.extended]
 FREED = 20  # Seconds after which the head frees the lock of a run that is silent.
 
 
+@pytest.fixture(scope="module", name="stub")
+def by_rsync(stub: Product) -> Product:
+    """rsync on the head is what a test can hold: its command ends with the connection."""
+    return stub.but(stub.folder, lambda spec: spec.update(weights={"transport": "rsync"}))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def deployed(stub: Product) -> Product:
     stub.deploy()

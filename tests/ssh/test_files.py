@@ -96,6 +96,6 @@ def test_a_lost_connection_leaves_the_old_file(start: Start, only: LogIn, tmp_pa
     poll(lambda: len(names(folder)) == 2, "the new file begins")
     node.stop()
     with pytest.raises(NodeUnreachable):
-        result.result(10)
+        result.result(30)
     poll(lambda: names(folder) == ["file"], "what arrived is removed")
     assert path.read_text() == "old"
