@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab.product import Product
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 
 @pytest.fixture(scope="module")

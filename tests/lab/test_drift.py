@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab.product import STUB_TAG, Product
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 REJOINED = {"stop on head", "worker join on worker1", "vLLM serve on head"}
 # Size and time stay as they were.

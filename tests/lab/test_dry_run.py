@@ -5,7 +5,7 @@ import pytest
 from tests.lab import snapshots
 from tests.lab.product import DONE, Product
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 
 def changes_nothing(stub: Product, *outcomes: str) -> list[set[str]]:

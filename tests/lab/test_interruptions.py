@@ -18,7 +18,7 @@ from tests.lab.moments import (
 )
 from tests.lab.product import FAILED, LOCKED, STUB_TAG, Product, Running
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 
 @pytest.fixture(scope="module")

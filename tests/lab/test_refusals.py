@@ -14,7 +14,7 @@ from tests.lab.identity import make_key
 from tests.lab.layout import HEAD_ADDRESS
 from tests.lab.product import BLOCKED, DONE, FAILED, STUB_TAG, Product, Said, lab_command, poll
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 
 @pytest.fixture

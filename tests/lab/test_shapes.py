@@ -8,7 +8,7 @@ import pytest
 from tests.lab.layout import Lab, Shape
 from tests.lab.product import Product, lab_command, load_stub, preload, product, use_stub
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 THREE = Lab("lab-test-three")
 SHAPE = Shape(workers=2)
