@@ -130,6 +130,7 @@ class Chain:
         self.outlets = [outlet for outlet in (load, next_one) if outlet]
         self.bytes = 0
         self.over = threading.Event()
+        self.lost = False
 
     def run(self) -> dict[str, Any]:
         threading.Thread(target=self.watch, daemon=True).start()
@@ -145,6 +146,8 @@ class Chain:
                     break
         except Broken as error:
             broken = str(error)
+        if self.lost and not broken:
+            broken = "the machine before is gone"
         report: dict[str, Any] = {"bytes": self.bytes, "broken": broken}
         # Both at once: an engine may take long to unpack what it has.
         closing = [
@@ -165,6 +168,10 @@ class Chain:
             parts = (self.source, *self.outlets)
             for each in parts:
                 each.check()
+            if self.source.lost():
+                self.lost = True
+                for outlet in self.outlets:
+                    outlet.abandon()
             if time.monotonic() - told >= EVERY:
                 told = time.monotonic()
                 say({"progress": {"bytes": self.bytes}})

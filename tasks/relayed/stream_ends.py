@@ -89,6 +89,10 @@ class Idle:
     def tell(self) -> None:
         """Called every second."""
 
+    def lost(self) -> bool:
+        """Whether nothing can come of it any more, however long one waits."""
+        return False
+
     def end(self) -> None:
         raise NotImplementedError
 
@@ -140,6 +144,10 @@ class Outlet(Idle):
 
     def idle(self) -> None:
         """There was no block for a second."""
+
+    def abandon(self) -> None:
+        """What it has taken so far is for nothing."""
+        self.end()
 
 
 class Load(Outlet):

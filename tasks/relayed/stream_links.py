@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import select
 import socket
 import struct
 import threading
@@ -31,6 +32,7 @@ class Received(Idle):
         super().__init__(DEAD)
         self.orders = orders
         self.peer: socket.socket | None = None
+        self.complete = False
 
     def accept(self) -> socket.socket:
         """The first that knows the token; nobody else is listened to after it."""
@@ -72,6 +74,7 @@ class Received(Idle):
             while True:
                 (length,) = FRAME.unpack(self.receive(peer, FRAME.size))
                 if not length:
+                    self.complete = True
                     peer.close()  # The machine before waits for that.
                     return
                 if length != ALIVE:
@@ -98,6 +101,17 @@ class Received(Idle):
         if self.peer:
             with contextlib.suppress(OSError):
                 self.peer.send(ACCEPTED, socket.MSG_DONTWAIT)
+
+    def lost(self) -> bool:
+        """The machine before hangs up only after us: seen also while nothing is read."""
+        if self.peer is None or self.complete:
+            return False
+        look = select.poll()
+        try:
+            look.register(self.peer, select.POLLRDHUP)
+            return bool(look.poll(0))
+        except (OSError, ValueError):  # Just closed.
+            return False
 
     def end(self) -> None:
         if self.peer:
@@ -150,9 +164,13 @@ class Next(Outlet):
         if self.peer:
             shut(self.peer)
 
-    def close(self, complete: bool) -> dict[str, Any]:
-        if not complete and self.peer:
+    def abandon(self) -> None:
+        if self.peer:
             shut(self.peer)
+
+    def close(self, complete: bool) -> dict[str, Any]:
+        if not complete:
+            self.abandon()
         self.finish()
         if complete and not self.failed and self.peer:
             try:
