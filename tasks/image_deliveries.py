@@ -16,10 +16,17 @@ from pydantic import BaseModel
 from blocks import Cluster, Node
 from tasks import remote
 from tasks.converge import log
-from tasks.errors import Cancelled, CommandFailed, NodeUnreachable, SparkrailError
+from tasks.errors import Cancelled, NodeUnreachable, SparkrailError
 from tasks.image_chains import Round, stream
 from tasks.image_layers import Source, Target, look, look_at_source, spare
-from tasks.image_streams import LACKS_PLATFORM, STEP, Moved, deadline, save_command
+from tasks.image_streams import (
+    LACKS_PLATFORM,
+    STEP,
+    FolderUnreadable,
+    Moved,
+    deadline,
+    save_command,
+)
 from tasks.programs import run_program
 from tasks.remote import connect
 from tasks.transfers import Progress
@@ -117,11 +124,11 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
                 found = stream(cluster, chain, orders, parcel.size, bars)
             except Cancelled:
                 raise
+            except FolderUnreadable as error:
+                log.info("%s: %s; now by docker save", STEP, error)
+                store = None
+                continue
             except SparkrailError as error:
-                if store and isinstance(error, CommandFailed):
-                    log.info("%s: %s; now by docker save", STEP, error)
-                    store = None
-                    continue
                 found = Round(failed=dict.fromkeys(targets, error))
             for name, moved in found.loaded.items():
                 ended[name] = moved.model_copy(update={"note": note(moved, targets, refused)})

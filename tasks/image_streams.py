@@ -19,6 +19,10 @@ ERROR_OBJECT = re.compile(r'"errorDetail"|^Error ', re.MULTILINE)
 LOAD = ("docker", "load")
 
 
+class FolderUnreadable(CommandFailed):
+    """The engine's folder could not be read to the end; docker itself may be able to."""
+
+
 class Moved(BaseModel, frozen=True):
     """How a stream ended: both exit codes, and what both sides said."""
 
@@ -53,7 +57,7 @@ def save_command(name: str, platform: str = "") -> list[str]:
 def save_problem(source: str, moved: Moved) -> SparkrailError | None:
     """Why the image did not come out of its source."""
     if moved.broken and moved.from_store:
-        return CommandFailed(moved.broken, node=source, remedy=f"Is the disk of {source} well?")
+        return FolderUnreadable(moved.broken, node=source, remedy=f"Is the disk of {source} well?")
     if moved.source_stalled:
         return CommandFailed(
             f"docker save wrote no byte for {STALL:.0f} s",

@@ -6,7 +6,14 @@ import pytest
 
 from blocks import Cluster
 from tasks.errors import CommandFailed, NodeUnreachable
-from tasks.image_streams import Moved, load_problem, refuses_part, save_command, save_problem
+from tasks.image_streams import (
+    FolderUnreadable,
+    Moved,
+    load_problem,
+    refuses_part,
+    save_command,
+    save_problem,
+)
 from tasks.images import Send, image_content, plan, tagged, told
 
 LAYERS = ["sha256:" + "1" * 64, "sha256:" + "2" * 64]
@@ -237,6 +244,11 @@ def test_why_a_save_failed(moved: Moved, text: str) -> None:
     found = save_problem("spark1", moved)
     assert isinstance(found, CommandFailed)
     assert str(found) == text
+
+
+def test_a_folder_that_cannot_be_read_is_told_apart() -> None:
+    moved = Moved(read=9, from_store=True, broken="reading the image from docker's folder: EIO")
+    assert isinstance(save_problem("spark1", moved), FolderUnreadable)
 
 
 def test_a_whole_stream_is_no_problem(cluster: Cluster) -> None:
