@@ -59,3 +59,13 @@ def held_weights(product: Product) -> Iterator[Hold]:
         yield hold
     finally:
         hold.let_go()
+
+
+@contextmanager
+def held_load(product: Product) -> Iterator[Hold]:
+    """The next deploy that sends worker1 an image hangs there in `docker load`."""
+    hold = Hold(product, "docker", ["worker1"], passed="system*|ps*|tag*|image*")
+    try:
+        yield hold
+    finally:
+        hold.let_go()

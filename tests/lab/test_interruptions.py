@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.holds import held_load
 from tests.lab.moments import (
     BEFORE_STOP,
     FROM_STOP_ON,
     NODES,
     Begun,
-    is_loading,
     no_run_is_left,
     nothing_is_left,
     until_begun,
@@ -85,16 +85,16 @@ def test_interrupted_during_the_image_transfer(cluster: Product) -> None:
     before = [cluster.containers(name) for name in NODES]
     right = cluster.on("worker1", f"docker image inspect --format '{{{{.Id}}}}' {STUB_TAG}")
     cluster.on("worker1", f"docker tag sparkrail/engine:lab {STUB_TAG}")
-    running = cluster.start("deploy")
-    running.until(lambda: is_loading(cluster))
-    interrupt(running)
-    no_run_is_left(cluster)
-    assert not is_loading(cluster)
+    with held_load(cluster) as hold:
+        running = cluster.start("deploy")
+        running.until(hold.reached)
+        interrupt(running)
+        no_run_is_left(cluster)
     assert [cluster.containers(name) for name in NODES] == before
     assert cluster.answer() == " of the stub"
     # What the next transfer would put right, in less than its time.
     replaced = "docker image ls --format '{{.Repository}}:{{.Tag}}' sparkrail/stub-replaced"
-    cluster.on("worker1", f"docker tag {right} {STUB_TAG}; docker image rm $({replaced})")
+    cluster.on("worker1", f"docker tag {right} {STUB_TAG}; {replaced} | xargs -r docker image rm")
 
 
 def test_two_at_once_and_interrupted_while_serve_is_waited_for(held: Product) -> None:
