@@ -1,6 +1,7 @@
 """What ends a run, and what does not: lost leases, Ctrl-C, and what the Prefect API says of it."""
 
 import _thread
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,8 +69,13 @@ def until_stopped(begin: Callable[[], object], ended: list[str]) -> Callable[[],
 
 def test_ctrl_c_ends_the_body_first() -> None:
     ended: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        to_its_end(until_stopped(_thread.interrupt_main, ended), threading.Event())
+    # A background process of a script ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            to_its_end(until_stopped(_thread.interrupt_main, ended), threading.Event())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == ["the body"]
 
 
