@@ -108,6 +108,8 @@ class Running:
         own = Path(tempfile.mkdtemp(prefix=f"{argv[1]}-", dir=folder))
         self._stdout, self._stderr = own / "stdout", own / "stderr"
         self._began = time.monotonic()
+        # A background process of a script ignores SIGINT, and so would what it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
                 argv,

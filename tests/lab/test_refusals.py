@@ -37,6 +37,7 @@ def blocked(said: Said) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_a_foreign_container_under_our_name(stub: Product) -> None:
+    stub.destroy()
     id = stub.on("worker1", f"docker create --name={stub.ray} --entrypoint=sleep {STUB_TAG} 1000")
     try:
         before = snapshots.take(stub)
@@ -173,8 +174,11 @@ def test_a_wrong_address_is_caught_before_serve(stub: Product) -> None:
     stub.on("worker1", script)
     stub.on("head", f"docker rm --force --volumes {stub.server}")
     said = stub.run("deploy")
-    assert said.code == FAILED
+    assert (said.code, said.outcome) == (FAILED, "rolled-back")
     assert "worker1: VLLM_HOST_IP is 10.77.0.99" in said.error
     assert "Ray knows the node as 10.77.0.2" in said.error
-    assert "vLLM serve on head" not in said.changed
-    assert set(stub.containers("head", "--all")) == {stub.ray}
+    steps = [row["step"] for row in said.document["steps"]]
+    failed = [row["step"] for row in said.document["steps"] if row["outcome"] == "failed"]
+    assert failed == ["cluster verification"]
+    assert "vLLM serve" not in steps[: steps.index("cluster verification")]
+    assert stub.answer() == " of the stub"
