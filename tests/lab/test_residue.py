@@ -26,7 +26,7 @@ from tests.lab import engine_image, lab
 from tests.lab.layout import Lab, cache_home
 from tests.lab.product import lab_command, poll
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 LAB = Lab("lab-gpu")
 RUN = Run(id="test", who="test")
