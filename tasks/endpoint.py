@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import io
 import json
 import re
 import time
@@ -174,10 +175,27 @@ class _Tunnel:
 
     def __init__(self, stream: Channel) -> None:
         self.sendall = stream.sendall
-        self.makefile = stream.makefile
+        self._stream = stream
+
+    def makefile(self, *_: Any) -> io.BufferedReader:
+        # A channel's own file cannot peek, as http.client does where an answer comes in chunks.
+        return io.BufferedReader(_Reader(self._stream))
 
     def close(self) -> None:
         """Not yet."""
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, stream: Channel) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def served_models(ask: Ask) -> list[str]:

@@ -84,10 +84,31 @@ class KeepsNoConnection(BaseHTTPRequestHandler):
         """Silence."""
 
 
+class SendsChunks(KeepsNoConnection):
+    """HTTP/1.1, and the answer in chunks, as vLLM streams it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in [b"data: {}\n", b"data: [DONE]\n"] * 100:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        self.wfile.write(b"0\r\n\r\n")
+
+
+@pytest.fixture(params=[KeepsNoConnection, SendsChunks])
+def server_kind(request: pytest.FixtureRequest) -> type[BaseHTTPRequestHandler]:
+    kind: type[BaseHTTPRequestHandler] = request.param
+    return kind
+
+
 @pytest.fixture
-def closing() -> Iterator[int]:
-    """The port of a server that closes each connection."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), KeepsNoConnection) as listener:
+def closing(server_kind: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """The port of a server that answers in pieces."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), server_kind) as listener:
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield listener.server_address[1]
