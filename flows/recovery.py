@@ -75,7 +75,7 @@ def rolled_back_on_failure(steps: Steps, good: Good | None, digest: str) -> Iter
     of ours runs."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # A mistake of ours, too: the old release is down by now.
         if not may_act(steps):
             raise
         cause = as_steps_failed(steps, error)
@@ -108,7 +108,7 @@ def heal(steps: Steps, refused: StepsFailed) -> None:
         try:
             clear_all(steps, good)
             bring_back(steps, good)
-        except Exception as error:
+        except Exception as error:  # As in `rolled_back_on_failure`.
             if may_act(steps):
                 clear_all(steps, good)
             told = f"Release {good.release.title} had stopped, and could not be started again."
@@ -138,7 +138,7 @@ def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) ->
         return Recovered(cause, told, None, None)
     try:
         bring_back(steps, good)
-    except Exception as error:
+    except Exception as error:  # As in `rolled_back_on_failure`.
         second = as_steps_failed(steps, error)
         if not may_act(steps):
             return Recovered(cause, "The rollback was cut short.", None, second)

@@ -12,8 +12,7 @@ from blocks import Cluster, Node
 from tasks import endpoint
 from tasks.converge import Outcome, Run, step
 from tasks.endpoint import Silent, Stream
-from tasks.records import now, read_releases, read_state
-from tasks.remote import connect
+from tasks.records import now, read_releases, read_state, write_state
 from tasks.secret_values import api_key
 
 NAME = "bench"
@@ -23,7 +22,6 @@ WAYS = 8
 TOKENS = 128
 TIMEOUT = 300.0
 BAR = 40
-FOLDER = 'umask 077; mkdir -p -- "$HOME/.sparkrail/$1" && cd -- "$HOME/.sparkrail/$1" && pwd'
 PROMPTS = (
     "The quick brown fox",
     "Once upon a time",
@@ -132,10 +130,8 @@ def run_benchmark(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: A
         **measure(endpoint.streamer(cluster, key), cluster.model.name),
     )
     history = [*parse_history(read_state(cluster, FILE)), made][-KEPT:]
-    remote = connect(cluster, node)
-    folder = remote.run(("sh", "-ec", FOLDER, "sh", cluster.name)).stdout.strip()
     text = json.dumps([each.model_dump() for each in history], indent=2) + "\n"
-    remote.put(f"{folder}/{FILE}", text.encode())
+    write_state(cluster, FILE, text)
     told = (
         f"{made.single:.1f} tokens/s alone, {made.eight:.1f} by eight at once, first token after "
         f"{made.first_token:.2f} s{'; others were served meanwhile' if busy else ''}"

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -79,16 +80,16 @@ Content = TypeVar("Content", bound=BaseModel)
 
 
 Ask = Callable[[str, str, Any, float], tuple[int, bytes]]
+Response = contextlib.AbstractContextManager[http.client.HTTPResponse]
 
 
 def asker(cluster: Cluster, api_key: str = "") -> Ask:
     """A function (method, path, body, timeout) -> (status, content) to the cluster's endpoint."""
-    remote = connect(cluster, cluster.head)
-    host = asked_host(cluster)
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    opened = _opener(cluster, api_key)
 
     def ask(method: str, path: str, body: Any, timeout: float) -> tuple[int, bytes]:
-        return _request(remote, host, cluster.serve.port, method, path, body, headers, timeout)
+        with opened(method, path, body, timeout) as response:
+            return response.status, response.read()
 
     return ask
 
@@ -99,12 +100,10 @@ Stream = Callable[[str, Any, float], Iterator[bytes]]
 
 def streamer(cluster: Cluster, api_key: str = "") -> Stream:
     """A function that asks the cluster's endpoint for an answer in pieces."""
-    remote = connect(cluster, cluster.head)
-    host, port = asked_host(cluster), cluster.serve.port
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    opened = _opener(cluster, api_key)
 
     def stream(path: str, body: Any, timeout: float) -> Iterator[bytes]:
-        with _response(remote, host, port, "POST", path, body, headers, timeout) as response:
+        with opened("POST", path, body, timeout) as response:
             if response.status != 200:
                 said = _short(response.read())
                 raise Silent(f"{path}: HTTP {response.status}", details=said)
@@ -118,18 +117,11 @@ def asked_host(cluster: Cluster) -> str:
     return "127.0.0.1" if cluster.serve.host == "0.0.0.0" else cluster.serve.host
 
 
-def _request(
-    remote: Remote,
-    host: str,
-    port: int,
-    method: str,
-    path: str,
-    body: Any,
-    headers: Mapping[str, str],
-    timeout: float,
-) -> tuple[int, bytes]:
-    with _response(remote, host, port, method, path, body, headers, timeout) as response:
-        return response.status, response.read()
+def _opener(cluster: Cluster, api_key: str) -> Callable[..., Response]:
+    """`_response` with all but what is asked."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    remote = connect(cluster, cluster.head)
+    return partial(_response, remote, asked_host(cluster), cluster.serve.port, headers)
 
 
 @contextlib.contextmanager
@@ -137,10 +129,10 @@ def _response(
     remote: Remote,
     host: str,
     port: int,
+    headers: Mapping[str, str],
     method: str,
     path: str,
     body: Any,
-    headers: Mapping[str, str],
     timeout: float,
 ) -> Iterator[http.client.HTTPResponse]:
     try:

@@ -8,7 +8,7 @@ from blocks import Cluster, Node
 from tasks import hidden
 from tasks.converge import Outcome, Run, step
 from tasks.errors import FailedBefore
-from tasks.records import now, read_state
+from tasks.records import now, read_state, write_state
 from tasks.remote import connect
 
 Ending = Literal["rolled-back", "broken", "by-hand"]
@@ -19,7 +19,6 @@ ENDINGS = {
     "broken": "its rollback failed too, and everything was stopped",
     "by-hand": "it was rolled back by hand",
 }
-WRITE = 'umask 077; mkdir -p -- "$HOME/.sparkrail/$1" && cd -- "$HOME/.sparkrail/$1" && pwd'
 REMOVE = 'rm -f -- "$HOME/.sparkrail/$1/$2"'
 
 
@@ -107,15 +106,13 @@ def note_failure(cluster: Cluster, node: Node, run: Run, failed: FailedRelease) 
     if run.dry_run:
         return Outcome(step="breaker", node=node.name, status="planned")
     detail = f"release {failed.digest} is not tried again until it changes, or by --force"
-    write_failed(cluster, node, read_failed(cluster).noted(failed))
+    write_failed(cluster, read_failed(cluster).noted(failed))
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
 
-def write_failed(cluster: Cluster, node: Node, failed: Failed) -> None:
-    remote = connect(cluster, node)
-    folder = remote.run(("sh", "-c", WRITE, "sh", cluster.name)).stdout.strip()
+def write_failed(cluster: Cluster, failed: Failed) -> None:
     text = hidden.shown(failed.model_dump_json(indent=2)) + "\n"
-    remote.put(f"{folder}/{NAME}", text.encode(), 0o600)
+    write_state(cluster, NAME, text, 0o600)
 
 
 @step("breaker")
@@ -125,7 +122,7 @@ def note_rolled_back(cluster: Cluster, node: Node, run: Run) -> Outcome:
     if run.dry_run or not before.is_broken:
         return Outcome(step="breaker", node=node.name, status="unchanged")
     first = before.releases[0].model_copy(update={"ending": "by-hand"})
-    write_failed(cluster, node, before.noted(first))
+    write_failed(cluster, before.noted(first))
     return Outcome(step="breaker", node=node.name, status="changed", detail="no longer broken")
 
 

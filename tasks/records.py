@@ -15,6 +15,7 @@ from tasks.topology import ContainerSpec
 
 KEPT = 5
 READ = 'cd -- "$HOME/.sparkrail/$1" 2>/dev/null && [ -e "$2" ] && cat -- "$2" || true'
+FOLDER = 'umask 077; mkdir -p -- "$HOME/.sparkrail/$1" && cd -- "$HOME/.sparkrail/$1" && pwd'
 
 
 class Figures(BaseModel, frozen=True):
@@ -115,6 +116,13 @@ def read_state(cluster: Cluster, name: str) -> str:
     """A file of the cluster's folder on the head; nothing where there is none."""
     argv = ("sh", "-c", READ, "sh", cluster.name, name)
     return connect(cluster, cluster.head).run(argv).stdout
+
+
+def write_state(cluster: Cluster, name: str, text: str, mode: int = 0o644) -> None:
+    """Write a file of the cluster's folder on the head, which is made where there is none."""
+    remote = connect(cluster, cluster.head)
+    folder = remote.run(("sh", "-ec", FOLDER, "sh", cluster.name)).stdout.strip()
+    remote.put(f"{folder}/{name}", text.encode(), mode)
 
 
 def renewed(rows: Sequence[Release], release: Release) -> list[Release]:

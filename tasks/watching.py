@@ -14,7 +14,7 @@ from tasks.endpoint import Ask
 from tasks.engines import engine
 from tasks.errors import CommandFailed, CommandTimedOut, NotReady
 from tasks.ray_nodes import membership_problems, observe_ray
-from tasks.records import Release, read_state
+from tasks.records import Release, read_state, write_state
 from tasks.remote import connect
 from tasks.secret_values import api_key
 
@@ -140,10 +140,7 @@ def _ray_problems(cluster: Cluster, node: Node) -> list[str]:
 
 def keep(cluster: Cluster, watched: Watched) -> None:
     """Write the state down before anything is done about it."""
-    remote = connect(cluster, cluster.head)
-    home = remote.run(("sh", "-c", 'printf %s "$HOME"')).stdout
-    text = watched.model_dump_json(indent=2) + "\n"
-    remote.put(f"{home}/.sparkrail/{cluster.name}/{STATE}", text.encode())
+    write_state(cluster, STATE, watched.model_dump_json(indent=2) + "\n")
 
 
 def is_worked_on(cluster: Cluster) -> bool:

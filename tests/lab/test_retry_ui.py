@@ -18,6 +18,7 @@ from tests.bench import unchanged
 from tests.lab import browser
 from tests.lab.browser import NewUi, OldUi
 from tests.lab.flow_runs import Attempt, FlowRuns
+from tests.lab.holds import FREE, OCCUPY
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import Product, lab_command, poll
 
@@ -153,10 +154,6 @@ def test_a_deploy_that_changes_nothing_spends_little(stub: Product, prefect: Pro
         print(each)
     assert {each.outcome for each in figures} == {"Unchanged"}
     assert min(each.beyond for each in figures) < 3
-
-
-OCCUPY = "nohup python3 -m http.server 8000 >/dev/null 2>&1 & echo $! > /run/occupied.pid"
-FREE = "[ ! -e /run/occupied.pid ] || { kill $(cat /run/occupied.pid); rm /run/occupied.pid; }"
 
 
 def test_a_real_server_that_finds_its_port_taken(

@@ -10,16 +10,15 @@ import pytest
 
 from tests.lab import engine_image
 from tests.lab.flow_runs import FlowRuns
+from tests.lab.holds import FREE, OCCUPY
 from tests.lab.layout import cache_home
+from tests.lab.nights import ENDS_AT_ONCE
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, STUB, STUB_TAG, Product, Said, poll
 
 pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 TOO_LONG = "--max-model-len=999999"
-OCCUPY = "nohup python3 -m http.server 8000 >/dev/null 2>&1 & echo $! > /run/occupied.pid"
-FREE = "[ ! -e /run/occupied.pid ] || { kill $(cat /run/occupied.pid); rm /run/occupied.pid; }"
-ENDS_AT_ONCE = b"#!/bin/sh\necho 'RuntimeError: this image is no good' >&2\nexit 1\n"
 
 
 @pytest.fixture
