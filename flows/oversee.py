@@ -9,7 +9,7 @@ from prefect.context import FlowRunContext
 
 from flows.deploy import bring_up
 from flows.failed_runs import Recovered, StepsFailed
-from flows.steps import Steps, as_state, call, conduct, named
+from flows.steps import UNATTENDED, Steps, as_state, call, conduct, named
 from tasks.converge import Outcome, log
 from tasks.errors import NotReady, SparkrailError
 from tasks.failed_releases import read_failed
@@ -107,10 +107,11 @@ def restart(steps: Steps) -> None:
     """By a run of the deploy flow of its own; without a deployment of it, here and now."""
     deployment = _on_demand(steps.cluster.name)
     if deployment is None:
+        steps.run = steps.run.model_copy(update={"attended": False})
         bring_up(steps)
         return
     with get_client(sync_client=True) as client:
-        run = client.create_flow_run_from_deployment(deployment)
+        run = client.create_flow_run_from_deployment(deployment, tags=[UNATTENDED])
     log.warning("%s: deploy run %s was started", steps.cluster.name, run.name)
 
 

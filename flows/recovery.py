@@ -8,19 +8,22 @@ from blocks import Cluster
 from flows.failed_runs import Ending, Recovered, StepsFailed
 from flows.steps import Steps, call
 from tasks import remote
+from tasks.canary import watch_canary
 from tasks.converge import Outcome, log
 from tasks.errors import FailedBefore, SparkrailError
 from tasks.failed_releases import failure, note_failure
 from tasks.ray_proof import verify_cluster
 from tasks.ray_start import join_worker, start_head
 from tasks.records import Release
-from tasks.releases import Decision, Wanted, decide
+from tasks.releases import Decision, Wanted, decide, observe_containers
 from tasks.residue import clean_residue, start_again
-from tasks.rollbacks import clear, found, hold_release, recorded, restore_files
+from tasks.rollbacks import clear, found, has_ray_of, hold_release, recorded, restore_files
 from tasks.serving import serve
-from tasks.topology import ContainerSpec, endpoint_of
+from tasks.topology import ContainerSpec, endpoint_of, ray_container
 
 LOGS = "What the containers said last is in ~/.sparkrail/NAME/failed on each node."
+# Whatever fails in one of these, Ray was proven by then.
+ON_RAY = (serve.name, watch_canary.name)
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,14 @@ def as_steps_failed(steps: Steps, error: Exception) -> StepsFailed:
 
 def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) -> Recovered:
     """Bring the last good release back, once; what came of it is told with the cause."""
-    clear_all(steps, good, files=good is None)
+    ray_stays = good is not None and is_beyond_ray(cause) and keeps_ray(good)
+    clear_all(steps, good, files=good is None, ray_stays=ray_stays)
     logs = LOGS.replace("NAME", steps.cluster.name)
     if good is None:
         told = f"There is no release to go back to: everything of this deploy was stopped. {logs}"
         return Recovered(cause, told, None, None)
     try:
-        bring_back(steps, good)
+        bring_back(steps, good, ray_stays=ray_stays)
     except Exception as error:  # As in `rolled_back_on_failure`.
         second = as_steps_failed(steps, error)
         if not may_act(steps):
@@ -161,21 +165,51 @@ def note(steps: Steps, digest: str, ending: Ending, *causes: StepsFailed) -> Non
     steps.attempt([call(note_failure, node=steps.cluster.head, failed=failed)])
 
 
-def clear_all(steps: Steps, good: Good | None, *, files: bool = False) -> None:
+def is_beyond_ray(cause: StepsFailed) -> bool:
+    """Whether Ray is not what failed."""
+    return all(name in ON_RAY for name, _, _ in cause.failures)
+
+
+def keeps_ray(good: Good) -> bool:
+    """Whether the Ray that runs now on all of its nodes is just what a release had."""
+    try:
+        return has_ray_of(good.release, observe_containers(good.cluster))
+    except SparkrailError as error:
+        log.warning("%s: Ray is started anew, too, since %s", good.cluster.name, error.brief)
+        return False
+
+
+def clear_all(
+    steps: Steps, good: Good | None, *, files: bool = False, ray_stays: bool = False
+) -> None:
     """Stop what we can; a node that cannot be reached is a row in the report."""
     here = {node.name for node in steps.cluster.nodes}
-    steps.attempt([call(clear, node=node, files=files) for node in steps.cluster.nodes])
+    of_good = {node.name for node in good.cluster.nodes} if good and ray_stays else set[str]()
+    ray = ray_container(steps.cluster)
+    steps.attempt(
+        [
+            call(clear, node=node, files=files, keep=ray if node.name in of_good else "")
+            for node in steps.cluster.nodes
+        ]
+    )
     others = [node for node in good.cluster.nodes if node.name not in here] if good else []
     if good and others:
         steps.on(good.cluster).attempt([call(clear, node=node) for node in others])
 
 
-def bring_back(steps: Steps, good: Good) -> dict[str, str]:
-    """Start a release on record, after everything was cleared away; its versions."""
+def bring_back(steps: Steps, good: Good, *, ray_stays: bool = False) -> dict[str, str]:
+    """Start a release on record, after everything else was cleared away; its versions."""
     old = steps.on(good.cluster)
     cluster = good.cluster
     old.all([call(restore_files, node=node, release=good.release) for node in cluster.nodes])
-    versions = start_all(old, good.containers)
+    try:
+        versions = start_all(old, good.containers)
+    except StepsFailed as error:
+        if not ray_stays or not may_act(steps) or is_beyond_ray(error):
+            raise
+        log.warning("%s: Ray is started anew after all, since %s", cluster.name, error.brief)
+        clear_all(steps, good)
+        versions = start_all(old, good.containers)
     steps.endpoint = endpoint_of(cluster)
     steps.answers()
     return versions

@@ -11,6 +11,7 @@ from flows.recovery import (
     bring_back,
     clear_all,
     hold,
+    keeps_ray,
     restored_on_failure,
     rolled_back_on_failure,
 )
@@ -91,8 +92,9 @@ def start(steps: Steps, good: Good, before: Good | None, nodes: Mapping[str, OnN
     with restored_on_failure(steps), rolled_back_on_failure(steps, before, good.release.digest):
         if before:
             steps.stops()
-        clear_all(steps, good)
-        versions = bring_back(steps, good)
+        ray_stays = keeps_ray(good)
+        clear_all(steps, good, ray_stays=ray_stays)
+        versions = bring_back(steps, good, ray_stays=ray_stays)
         canary = old.one(watch_canary, wanted=good.containers, last=None).data
     found = {"versions": versions, "canary": canary["figures"], "started": now(), "nodes": nodes}
     release = good.release.model_copy(update={**found, "at": now(), "run": steps.run.id})

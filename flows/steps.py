@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from prefect import Task, states
+from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext, TagsContext
 from prefect.runtime import flow_run
 
@@ -45,6 +46,7 @@ __all__ = [
 
 Restart = Literal["if-changed", "always"]
 STATE_NAMES = {"rolled-back": "RolledBack", "broken": "Broken"}
+UNATTENDED = "unattended"  # The tag of flow runs that no person has asked for.
 EXIT_CODES: dict[type[BaseException], int] = {InvalidSpec: 2, PreflightFailed: 3, Locked: 4}
 
 
@@ -184,7 +186,14 @@ def conduct(
         spec = load_cluster(cluster)
     except InvalidSpec as error:
         return _report(cluster, None, started, error)
-    run = Run(id=_run_id(), who=_who(), dry_run=dry_run, restart=restart, force=force or _again())
+    run = Run(
+        id=_run_id(),
+        who=_who(),
+        dry_run=dry_run,
+        restart=restart,
+        force=force or _again(),
+        attended=is_attended(_flow_run()),
+    )
     os.environ[remote.RUN_VARIABLE] = f"{spec.name}/{run.id}"
     steps = Steps(spec, run, LISTENER.get() or Silent())
     artifacts.tag_run(f"cluster:{spec.name}")
@@ -278,8 +287,18 @@ def _run_id() -> str:
 
 def _again() -> bool:
     """Whether a person wants it: Retry, of a run that has failed."""
+    run = _flow_run()
+    return run is not None and run.run_count > 1
+
+
+def _flow_run() -> FlowRun | None:
     context = FlowRunContext.get()
-    return bool(context and context.flow_run and context.flow_run.run_count > 1)
+    return context.flow_run if context else None
+
+
+def is_attended(run: FlowRun | None) -> bool:
+    """Whether a person started it: Prefect knows what its schedules and our watch have started."""
+    return run is None or not (run.auto_scheduled or UNATTENDED in run.tags)
 
 
 def _who() -> str:

@@ -40,6 +40,7 @@ class Run(BaseModel, frozen=True):
     dry_run: bool = False
     restart: Literal["if-changed", "always"] = "if-changed"
     force: bool = False  # Also a release that failed before.
+    attended: bool = True  # A person started it, not a schedule or the watch.
 
 
 class Outcome(BaseModel, frozen=True):

@@ -14,6 +14,9 @@ from tasks.remote import connect
 Ending = Literal["rolled-back", "broken", "by-hand"]
 NAME = "failed.json"
 KEPT = 10
+# How often a release may fail before a person, too, must say so to have it tried again: what made
+# it fail may have been mended since, but two failures are no accident.
+TRIES = 2
 ENDINGS = {
     "rolled-back": "it was rolled back",
     "broken": "its rollback failed too, and everything was stopped",
@@ -31,10 +34,17 @@ class FailedRelease(BaseModel, frozen=True):
     at: str
     cause: str = ""
     second: str = ""  # Why the rollback failed.
+    times: int = 1
 
     @property
     def told(self) -> str:
-        return f"{ENDINGS[self.ending]} at {self.at} by run {self.run}"
+        often = f"it failed {self.times} times; " if self.times > 1 else ""
+        return f"{often}{ENDINGS[self.ending]} at {self.at} by run {self.run}"
+
+    @property
+    def is_tried_once_more(self) -> bool:
+        """Whether a person need not insist to have it tried again."""
+        return self.ending != "by-hand" and self.times < TRIES
 
 
 class Failed(BaseModel, frozen=True):
@@ -52,6 +62,9 @@ class Failed(BaseModel, frozen=True):
 
     def noted(self, failed: FailedRelease) -> "Failed":
         """With one more; what was stopped before is either in it, or was started since."""
+        before = self.of(failed.digest)
+        if before:
+            failed = failed.model_copy(update={"times": before.times + 1})
         others = [each for each in self.releases if each.digest != failed.digest]
         return Failed(releases=(failed, *others)[:KEPT])
 
@@ -70,9 +83,15 @@ def read_failed(cluster: Cluster) -> Failed:
 
 
 def refusal(before: Failed, digest: str, run: Run) -> FailedBefore | None:
-    """The error for a release that failed before, unless somebody wants it tried again."""
+    """The error for a release that failed before, unless somebody wants it tried again.
+
+    A schedule or the watch never tries it again; a person's deploy does, once. Neither undoes
+    what was rolled back by hand.
+    """
     failed = before.of(digest)
     if failed is None or run.force:
+        return None
+    if run.attended and failed.is_tried_once_more:
         return None
     said = [f"It failed by: {failed.cause}"] if failed.cause else []
     said += [f"The rollback failed by: {failed.second}"] if failed.second else []
@@ -80,7 +99,7 @@ def refusal(before: Failed, digest: str, run: Run) -> FailedBefore | None:
         f"release {digest} is not tried again: {failed.told}",
         details="\n".join(said),
         remedy="Nothing was touched. Change the spec, the image or the model; or, when the cause "
-        "is mended, deploy with --force.",
+        f"is mended, deploy {'yourself' if failed.is_tried_once_more else 'with --force'}.",
     )
     error.heals = not before.is_broken
     return error
@@ -88,7 +107,7 @@ def refusal(before: Failed, digest: str, run: Run) -> FailedBefore | None:
 
 @step("breaker")
 def refuse_failed(cluster: Cluster, node: Node, run: Run, digest: str) -> Outcome:
-    """The wanted release has not failed before, or a person wants it tried again."""
+    """The wanted release has not failed before, or a person has it tried again."""
     before = read_failed(cluster)
     error = refusal(before, digest, run)
     if error is not None:
@@ -105,7 +124,7 @@ def note_failure(cluster: Cluster, node: Node, run: Run, failed: FailedRelease) 
     """The head remembers a release that failed, until another one is fine."""
     if run.dry_run:
         return Outcome(step="breaker", node=node.name, status="planned")
-    detail = f"release {failed.digest} is not tried again until it changes, or by --force"
+    detail = f"no night tries release {failed.digest} again until it changes, or by --force"
     write_failed(cluster, read_failed(cluster).noted(failed))
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
@@ -122,7 +141,7 @@ def note_rolled_back(cluster: Cluster, node: Node, run: Run) -> Outcome:
     if run.dry_run or not before.is_broken:
         return Outcome(step="breaker", node=node.name, status="unchanged")
     first = before.releases[0].model_copy(update={"ending": "by-hand"})
-    write_failed(cluster, before.noted(first))
+    write_failed(cluster, Failed(releases=(first, *before.releases[1:])))
     return Outcome(step="breaker", node=node.name, status="changed", detail="no longer broken")
 
 

@@ -89,8 +89,8 @@ def refuse_gone(release: Release, held: Sequence[Outcome]) -> None:
 
 
 @step("clear")
-def clear(cluster: Cluster, node: Node, run: Run, files: bool = False) -> Outcome:
-    """No container of this cluster runs on the node; what they said last is kept there."""
+def clear(cluster: Cluster, node: Node, run: Run, files: bool = False, keep: str = "") -> Outcome:
+    """No container of this cluster runs on the node but `keep`; what they said last is kept."""
     with engine(cluster, node) as client:
 
         def observe() -> dict[str, Container]:
@@ -106,7 +106,7 @@ def clear(cluster: Cluster, node: Node, run: Run, files: bool = False) -> Outcom
             "clear",
             node.name,
             observe,
-            partial(plan_clear, cluster),
+            partial(plan_clear, cluster, keep=keep),
             partial(containers.act, client, cluster.name, node.name, run.id),
             dry_run=run.dry_run,
         )
@@ -115,10 +115,11 @@ def clear(cluster: Cluster, node: Node, run: Run, files: bool = False) -> Outcom
     return outcome
 
 
-def plan_clear(cluster: Cluster, have: Mapping[str, Container]) -> list[Remove]:
-    """The server before Ray."""
+def plan_clear(cluster: Cluster, have: Mapping[str, Container], keep: str = "") -> list[Remove]:
+    """The server before Ray, which may stay."""
     serve = serve_container(cluster)
-    order = sorted(have.values(), key=lambda each: (each.name != serve, each.name))
+    going = [each for each in have.values() if each.name != keep]
+    order = sorted(going, key=lambda each: (each.name != serve, each.name))
     return [Remove(each, "it is cleared away") for each in order]
 
 
@@ -175,16 +176,27 @@ def _home(cluster: Cluster, node: Node) -> str:
     return connect(cluster, node).run(("sh", "-c", HOME)).stdout
 
 
+def has_ray_of(release: Release, have: Mapping[str, Mapping[str, Container]]) -> bool:
+    """Whether the Ray containers that run are those of a release, on every node of it."""
+    rays = {node: specs[0] for node, specs in release.containers.items()}
+    return bool(rays) and all(
+        _is(spec, have.get(node, {}).get(spec.name)) for node, spec in rays.items()
+    )
+
+
 def runs(release: Release, have: Mapping[str, Mapping[str, Container]]) -> bool:
     """Whether the containers of a release are those that run."""
-    for node, specs in release.containers.items():
-        for spec in specs:
-            container = have.get(node, {}).get(spec.name)
-            if container is None or not container.running:
-                return False
-            if container.label(DIGEST_LABEL) != spec.digest:
-                return False
-    return release.restorable
+    return release.restorable and all(
+        _is(spec, have.get(node, {}).get(spec.name))
+        for node, specs in release.containers.items()
+        for spec in specs
+    )
+
+
+def _is(spec: ContainerSpec, container: Container | None) -> bool:
+    if container is None or not container.running:
+        return False
+    return container.label(DIGEST_LABEL) == spec.digest
 
 
 def choose(

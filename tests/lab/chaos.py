@@ -46,7 +46,6 @@ STEPS = (
     SERVING,
 )
 ENDED = 600  # Seconds until a deploy that was hit must have ended by itself.
-REFUSED = "is not tried again"
 numbers = itertools.count(int(time.time()))
 
 
@@ -134,12 +133,11 @@ class Cell:
     step: str
     hit: str  # How the deploy that was hit ended.
     seconds: float  # Of the plain deploy after it.
-    forced: bool  # The breaker wanted a person's word for it.
     wrong: str
 
     def __str__(self) -> str:
-        after = f"then {self.seconds:.0f} s{' (--force)' if self.forced else ''}"
-        return f"{self.fault:<18} {self.step:<21} {self.hit:<12} {self.wrong or after}"
+        told = self.wrong or f"then {self.seconds:.0f} s"
+        return f"{self.fault:<18} {self.step:<21} {self.hit:<12} {told}"
 
 
 def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
@@ -154,8 +152,6 @@ def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
     else:
         hit = run_into(changed, fault, step, seconds)
     said = changed.run("deploy")
-    if forced := REFUSED in said.error:
-        said = changed.run("deploy", "--force")
     wrong = "" if said.code == DONE else f"deploy: {said.error}"
     if not wrong:
         try:
@@ -163,7 +159,7 @@ def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
             nothing_is_left(changed)
         except AssertionError as error:
             wrong = f"afterwards: {error}"
-    return Cell(fault, step, hit, said.seconds, forced, wrong)
+    return Cell(fault, step, hit, said.seconds, wrong)
 
 
 def run_into(product: Product, fault: str, step: str, seconds: float) -> str:
@@ -196,7 +192,7 @@ def run(product: Product, cells: Iterable[tuple[str, str]], seconds: float) -> l
         try:
             cell = trial(product, fault, step, seconds)
         except Exception as error:
-            cell = Cell(fault, step, "?", 0, False, f"{type(error).__name__}: {error}")
+            cell = Cell(fault, step, "?", 0, f"{type(error).__name__}: {error}")
         print(cell, flush=True)
         found.append(cell)
         if cell.wrong:

@@ -1,5 +1,6 @@
 """Flow runs of deploy/on-demand on a Prefect server, as its API tells of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -44,10 +45,12 @@ class FlowRuns:
     def close(self) -> None:
         self.client._client.close()
 
-    def start(self, name: str = "deploy/on-demand", **parameters: Any) -> UUID:
+    def start(
+        self, name: str = "deploy/on-demand", *, tags: Sequence[str] = (), **parameters: Any
+    ) -> UUID:
         deployment = self.client.read_deployment_by_name(name)
         run = self.client.create_flow_run_from_deployment(
-            deployment.id, parameters=parameters, state=Scheduled()
+            deployment.id, parameters=parameters, state=Scheduled(), tags=tags
         )
         return run.id
 

@@ -16,15 +16,21 @@ FAILED = FailedRelease(
 )
 BOTH = Failed(releases=(FAILED, FAILED.model_copy(update={"digest": "worse", "ending": "by-hand"})))
 FORCED = Run(id="run-1", who="ada", force=True)
+NIGHT = Run(id="run-1", who="ada", attended=False)
+AGAIN = Failed(releases=(FAILED.model_copy(update={"times": 2}),))
 
 
 @pytest.mark.parametrize(
     ("failed", "digest", "run", "refused"),
     [
         pytest.param(Failed(), "bad", RUN, False, id="none failed"),
-        pytest.param(BOTH, "bad", RUN, True, id="the newest"),
-        pytest.param(BOTH, "worse", RUN, True, id="one before"),
-        pytest.param(BOTH, "other", RUN, False, id="another"),
+        pytest.param(BOTH, "bad", NIGHT, True, id="at night: the newest"),
+        pytest.param(BOTH, "worse", NIGHT, True, id="at night: one before"),
+        pytest.param(BOTH, "other", NIGHT, False, id="at night: another"),
+        pytest.param(BOTH, "bad", RUN, False, id="by a person: once more"),
+        pytest.param(AGAIN, "bad", RUN, True, id="by a person: twice is enough"),
+        pytest.param(BOTH, "worse", RUN, True, id="by a person: it was left by hand"),
+        pytest.param(AGAIN, "bad", FORCED, False, id="twice, by force"),
         pytest.param(BOTH, "bad", FORCED, False, id="the newest, by force"),
     ],
 )
@@ -33,14 +39,17 @@ def test_refusal(failed: Failed, digest: str, run: Run, refused: bool) -> None:
 
 
 def test_what_is_told() -> None:
-    assert str(refusal(BOTH, "bad", RUN)) == (
+    assert str(refusal(BOTH, "bad", NIGHT)) == (
         "release bad is not tried again: its rollback failed too, and everything was stopped at "
         "2026-11-30T04:00:00+0100 by run run-0\n"
         "It failed by: vLLM serve on head: out of memory\n"
         "The rollback failed by: worker join on worker1: no connection\n"
         "Nothing was touched. Change the spec, the image or the model; or, when the cause is "
-        "mended, deploy with --force."
+        "mended, deploy yourself."
     )
+    again = str(refusal(AGAIN, "bad", RUN))
+    assert "not tried again: it failed 2 times; its rollback failed too, " in again
+    assert again.endswith("deploy with --force.")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +63,7 @@ def test_a_failure_survives_its_file() -> None:
     made = failure("bad", RUN, "rolled-back", "why")
     assert (made.cause, made.second, made.run) == ("why", "", "run-1")
     noted = BOTH.noted(made)
-    assert noted.releases == (made, BOTH.releases[1])
+    assert noted.releases == (made.model_copy(update={"times": 2}), BOTH.releases[1])
     assert parse_failed(noted.model_dump_json(indent=2)) == noted
 
 
@@ -63,6 +72,7 @@ def test_only_the_last_rollback_tells_whether_something_runs() -> None:
     assert not Failed(releases=BOTH.releases[::-1]).is_broken
     assert not Failed().is_broken
     errors = [
-        refusal(Failed(releases=each), "bad", RUN) for each in (BOTH.releases, BOTH.releases[::-1])
+        refusal(Failed(releases=each), "bad", NIGHT)
+        for each in (BOTH.releases, BOTH.releases[::-1])
     ]
     assert [error and error.heals for error in errors] == [False, True]

@@ -44,12 +44,14 @@ class Stage:
         self.asked: dict[str, int] = {}
         self.noted: list[Any] = []
         self.decision = Decision()
+        self.ray_is_right = False
 
     def stand_in(self, name: str) -> Any:
         @step(name)
         def made(cluster: Cluster, node: Node, run: Run, **more: Any) -> Outcome:  # noqa: ARG001
             self.asked[name] = self.asked.get(name, 0) + (node.name == "head")
-            self.done.append(f"{name} on {node.name}:{cluster.serve.port}")
+            told = f"{name} of all but {more['keep']}" if more.get("keep") else name
+            self.done.append(f"{told} on {node.name}:{cluster.serve.port}")
             if "failed" in more:
                 self.noted.append(more["failed"])
             if self.failing(name, self.asked[name]):
@@ -80,6 +82,9 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Failing], Stag
         stage = Stage(failing)
         for attribute, name in STEPS.items():
             monkeypatch.setattr(recovery, attribute, stage.stand_in(name))
+        monkeypatch.setattr(recovery, "ON_RAY", ("serve",))
+        monkeypatch.setattr(recovery, "observe_containers", lambda _: {})
+        monkeypatch.setattr(recovery, "has_ray_of", lambda *_: stage.ray_is_right)
         return stage
 
     remote.STOP.clear()
@@ -153,6 +158,47 @@ def test_whatever_fails_the_last_good_release_is_started_once(
     assert "restore on head:8000" not in stage.done
     assert report.outage_seconds is not None
     assert report.endpoint == "http://10.88.0.1:8001/v1"
+
+
+RAY = "sparkrail-sparks-ray"
+BUT_RAY = [f"clear of all but {RAY} on head:8000", f"clear of all but {RAY} on worker1:8000"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "cleared"),
+    [
+        pytest.param(fails("serve", 1), BUT_RAY, id="the server: Ray stays"),
+        pytest.param(fails("verify", 1), CLEAR, id="Ray itself"),
+    ],
+)
+def test_a_ray_that_is_as_it_was_stays(
+    staged: Callable[[Failing], Stage], path: str, failing: Failing, cleared: list[str]
+) -> None:
+    stage = staged(failing)
+    stage.ray_is_right = True
+    assert deploy(path).outcome == "rolled-back"
+    assert [each for each in stage.done if each.startswith("clear")] == cleared
+
+
+def test_a_ray_that_stayed_and_is_wrong_is_started_anew(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    """Within the one rollback."""
+    stage = staged(lambda name, time: (name, time) in [("serve", 1), ("verify", 2)])
+    stage.ray_is_right = True
+    assert deploy(path).outcome == "rolled-back"
+    assert [each for each in stage.done if each.startswith("clear")] == [*BUT_RAY, *CLEAR]
+    assert stage.asked["serve"] == 2
+
+
+def test_a_server_that_fails_again_is_not_tried_a_third_time(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    stage = staged(fails("serve", 1, 2))
+    stage.ray_is_right = True
+    assert deploy(path).outcome == "broken"
+    assert [each for each in stage.done if each.startswith("clear")] == [*BUT_RAY, *CLEAR]
+    assert stage.asked["serve"] == 2
 
 
 def test_when_the_rollback_fails_too_all_is_stopped_and_both_causes_are_told(

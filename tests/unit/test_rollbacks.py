@@ -14,6 +14,7 @@ from tasks.rollbacks import (
     RESTORE,
     choose,
     found,
+    has_ray_of,
     plan_clear,
     problem_with,
     refuse_gone,
@@ -104,6 +105,16 @@ def test_whether_a_release_runs() -> None:
     assert not runs(other, containers())
 
 
+def test_whether_ray_may_stay_for_a_release() -> None:
+    """The server does not matter, and every node does."""
+    have = containers()
+    assert has_ray_of(RELEASE, have | {"head": {RAY: have["head"][RAY]}})
+    assert not has_ray_of(RELEASE, containers("exited"))
+    assert not has_ray_of(RELEASE, have | {"worker1": {}})
+    assert not has_ray_of(release(containers={}), have)
+    assert not has_ray_of(release(spec(environment={"OTHER": "1"})), have)
+
+
 ROWS = [release(digest="aa1"), release(digest="ab2"), release(digest="c3")]
 
 
@@ -138,6 +149,8 @@ def test_the_server_goes_before_ray() -> None:
         SERVE,
         RAY,
     ]
+    staying = plan_clear(CLUSTER, containers()["head"], keep=RAY)
+    assert [step.container.name for step in staying] == [SERVE]
 
 
 def test_files_are_put_back_and_what_the_release_had_not_goes(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
+from prefect.client.schemas.objects import FlowRun
 
 from blocks import Node
 from flows import steps as running
 from flows.runners import THREADS, Threads, call
-from flows.steps import Steps, StepsFailed, conduct
+from flows.steps import UNATTENDED, Steps, StepsFailed, conduct, is_attended
 from tasks import locks, remote
 from tasks.converge import Status
 from tasks.errors import (
@@ -343,3 +345,16 @@ def test_the_run_id_differs_and_names_who() -> None:
     ids = {running._run_id() for _ in range(3)}
     assert len(ids) == 3
     assert "@" in running._who()
+
+
+@pytest.mark.parametrize(
+    ("run", "attended"),
+    [
+        pytest.param(None, True, id="the command line"),
+        pytest.param(FlowRun(flow_id=uuid4()), True, id="a person, in the Prefect UI"),
+        pytest.param(FlowRun(flow_id=uuid4(), auto_scheduled=True), False, id="a schedule"),
+        pytest.param(FlowRun(flow_id=uuid4(), tags=[UNATTENDED]), False, id="the watch"),
+    ],
+)
+def test_whether_a_person_started_it(run: FlowRun | None, attended: bool) -> None:
+    assert is_attended(run) is attended
