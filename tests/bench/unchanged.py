@@ -76,7 +76,7 @@ WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("commands", remote.Remote, "start"),
     ("tunnels", remote.Remote, "open_tunnel"),
     ("docker", engines._OverConnection, "send"),
-    ("endpoint", endpoint, "_request"),
+    ("endpoint", endpoint, "_response"),
     ("commands", locks, "_answer"),
 )
 

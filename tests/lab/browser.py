@@ -67,8 +67,8 @@ class NewUi:
     def retry(self) -> None:
         self.page.get_by_role("button", name="Open menu").click()
         self.page.get_by_role("menuitem", name=re.compile("^Retry")).click()
-        self.page.get_by_role("dialog").get_by_role("button", name="Retry").click()
-        self.page.get_by_role("dialog").wait_for(state="hidden")
+        self.page.get_by_role("alertdialog").get_by_role("button", name="Retry").click()
+        self.page.get_by_role("alertdialog").wait_for(state="hidden")
 
     def shoot_run(self, file: Path) -> None:
         """The run that is open: its head and the graph of its steps."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect.events.schemas.automations import EventTrigger
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
 
 from tests.lab import holds
 from tests.lab.flow_runs import FlowRuns
@@ -124,8 +124,9 @@ def soon(runs: FlowRuns) -> None:
     [crashed] = runs.client.read_automations_by_name("sparkrail stub: crashed")
     trigger = crashed.trigger
     assert isinstance(trigger, EventTrigger)
-    trigger.within = timedelta(seconds=45)
-    runs.client.update_automation(crashed.id, crashed)
+    soon = {"trigger": trigger.model_copy(update={"within": timedelta(seconds=45)})}
+    want = AutomationCore.model_validate(crashed.model_dump(exclude={"id", "owner_resource"}))
+    runs.client.update_automation(crashed.id, want.model_copy(update=soon))
 
 
 def test_dead_runs_have_crashed_and_the_next_deploy_completes(

@@ -1,8 +1,9 @@
-"""The table of `make bench`."""
+"""The table of `make bench`, and what it times."""
 
 import pytest
 
 from tests.bench.rows import Row, compared, table
+from tests.bench.unchanged import watched
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,9 @@ def test_table() -> None:
         "| one | 1.23 s | two: 4 s | 0.31 | <= 0.3 (missed) |",
         "| memory | 12 MB |  |  |  |",
     ]
+
+
+def test_all_that_asks_a_node_something_is_timed() -> None:
+    """By its name, which changes with the code."""
+    with watched() as found:
+        assert found.seconds() == 0
