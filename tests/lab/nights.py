@@ -149,12 +149,15 @@ def use(product: Product) -> dict[str, list[int]]:
     return found
 
 
-def wrong(product: Product, said: Said, event: str, mended: bool) -> list[str]:
-    """What is not as it should be in the morning."""
+def wrong(product: Product, said: Said, event: str, before: str) -> list[str]:
+    """What is not as it should be in the morning, after the event of the night before."""
     _, _, code, outcomes = EVENTS[event]
-    if mended:  # The good image goes to the worker again.
+    if before and EVENTS[before][2] == FAILED:
+        # The breaker is closed again; a good image that is back goes to the worker.
         outcomes = (*outcomes, "changed")
     found = []
+    if event == "unchanged" and said.document.get("outage_seconds"):
+        found.append("it was stopped for nothing")
     if (said.code, said.outcome in outcomes) != (code, True):
         found.append(f"code {said.code}, {said.outcome}: {said.error}")
     if product.answer() != " of the stub":
@@ -172,8 +175,9 @@ def wrong(product: Product, said: Said, event: str, mended: bool) -> list[str]:
 
 def live(world: World, number: int, event: str) -> Night:
     """One night: what happens, the deploy, and the morning after."""
-    mended = event not in ("bad image", "new image") and world.tried[-1:] == ["bad image"]
-    if mended:  # A person has put the good image back.
+    before = world.tried[-1] if world.tried else ""
+    if before == "bad image" and event not in ("bad image", "new image"):
+        # A person has put the good image back.
         world.load(STUB.read_bytes())
     product = EVENTS[event][0](world)
     said = product.run("deploy")
@@ -187,7 +191,7 @@ def live(world: World, number: int, event: str) -> Night:
         seconds=round(said.seconds, 1),
         outage=float(said.document.get("outage_seconds", 0)),
         error=said.document["error"] or "",
-        wrong=tuple(wrong(product, said, event, mended)),
+        wrong=tuple(wrong(product, said, event, before)),
         use=use(product),
     )
 

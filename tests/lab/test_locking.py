@@ -63,9 +63,9 @@ def test_nightly_against_on_demand_and_a_laptop(
         refused = runs.ended(on_demand)
         assert (refused.state, list(refused.steps)) == ("Failed", ["lock on head"])
         assert who.removeprefix("head: ") in refused.message
-        gave_way = runs.ended(again)
-        assert gave_way.state == "Cancelled"
-        assert gave_way.message == "Deployment concurrency limit reached."
+        poll(lambda: runs.is_final(again), 120)
+        assert runs.read(again).state_name == "Cancelled"
+        assert runs.message(again) == "Deployment concurrency limit reached."
         assert runs.read(nightly).state_name == "Running"
         hold.let_go()
         assert runs.ended(nightly).state == "Changed"
@@ -185,7 +185,7 @@ def test_a_run_that_was_taken_for_dead_is_alive(stub: Product, runs: FlowRuns) -
         poll(lambda: runs.read(run).state_name == "Running", 30)
         assert "is alive" in str(runs.message(run))
         hold.let_go()
-        assert runs.ended(run, 2).state == "Changed"
+        assert runs.ended(run).state == "Changed"
 
 
 @pytest.mark.usefixtures("server_again")
