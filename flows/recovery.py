@@ -151,18 +151,24 @@ def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) ->
             f"The rollback to release {good.release.title} failed, too: everything of ours is "
             f"stopped. {logs}"
         )
-        note(steps, digest, "broken", cause, second)
+        note(steps, good, digest, "broken", cause, second)
         return Recovered(cause, told, "broken", second)
     if digest != good.release.digest:
-        note(steps, digest, "rolled-back", cause)
+        note(steps, good, digest, "rolled-back", cause)
     told = f"Rolled back: release {good.release.title} answers again. {logs}"
     return Recovered(cause, told, "rolled-back", None)
 
 
-def note(steps: Steps, digest: str, ending: Ending, *causes: StepsFailed) -> None:
+def note(steps: Steps, good: Good, digest: str, ending: Ending, *causes: StepsFailed) -> None:
     """For the runs to come; that it cannot be noted does not hide what happened."""
     failed = failure(digest, steps.run, ending, *(str(each)[:2000] for each in causes))
-    steps.attempt([call(note_failure, node=steps.cluster.head, failed=failed)])
+    told = call(
+        note_failure,
+        node=steps.cluster.head,
+        failed=failed,
+        good_image=good.release.image_content,
+    )
+    steps.attempt([told])
 
 
 def is_beyond_ray(cause: StepsFailed) -> bool:

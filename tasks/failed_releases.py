@@ -7,9 +7,13 @@ from pydantic import BaseModel, ValidationError
 from blocks import Cluster, Node
 from tasks import hidden
 from tasks.converge import Outcome, Run, step
+from tasks.engines import engine
 from tasks.errors import FailedBefore
+from tasks.held_images import content_of
+from tasks.images import tagged
 from tasks.records import now, read_state, write_state
 from tasks.remote import connect
+from tasks.replaced_images import keep, remove_unused
 
 Ending = Literal["rolled-back", "broken", "by-hand"]
 NAME = "failed.json"
@@ -120,12 +124,22 @@ def refuse_failed(cluster: Cluster, node: Node, run: Run, digest: str) -> Outcom
 
 
 @step("breaker")
-def note_failure(cluster: Cluster, node: Node, run: Run, failed: FailedRelease) -> Outcome:
-    """The head remembers a release that failed, until another one is fine."""
+def note_failure(
+    cluster: Cluster, node: Node, run: Run, failed: FailedRelease, good_image: str = ""
+) -> Outcome:
+    """The head remembers a release that failed, until another one is fine.
+
+    Its image, if it is not the good one (by content), gets a name of ours, too: the head's images
+    are its owner's, and once they give the name to another nobody would remove it.
+    """
     if run.dry_run:
         return Outcome(step="breaker", node=node.name, status="planned")
     detail = f"no night tries release {failed.digest} again until it changes, or by --force"
     write_failed(cluster, read_failed(cluster).noted(failed))
+    name = tagged(cluster.image.name)
+    with engine(cluster, node) as client:
+        if good_image and content_of(client, name) != good_image:
+            keep(client, cluster, name)
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
 
@@ -147,8 +161,10 @@ def note_rolled_back(cluster: Cluster, node: Node, run: Run) -> Outcome:
 
 @step("breaker")
 def close_breaker(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: ARG001 - as every step
-    """After a deploy that is fine, no release counts as failed."""
+    """After a deploy that is fine, no release counts as failed, and what it left is removed."""
     connect(cluster, node).run(("sh", "-c", REMOVE, "sh", cluster.name, NAME))
+    with engine(cluster, node) as client:
+        remove_unused(client, cluster, tagged(cluster.image.name))
     return Outcome(step="breaker", node=node.name, status="changed", detail="closed")
 
 

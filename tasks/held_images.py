@@ -8,16 +8,11 @@ from docker.errors import APIError, ImageNotFound
 from blocks import Cluster
 from tasks.converge import log
 from tasks.images import image_content, tagged
-from tasks.replaced_images import remove_unused
+from tasks.replaced_images import remove_unused, replaced
 
 
 def repository(cluster: Cluster) -> str:
     return f"sparkrail/{cluster.name}-release"
-
-
-def replaced(cluster: Cluster) -> str:
-    """The names that images keep which the transfer replaced."""
-    return f"sparkrail/{cluster.name}-replaced"
 
 
 def held_as(cluster: Cluster, content: str) -> str:
@@ -57,7 +52,7 @@ def prune(client: docker.DockerClient, cluster: Cluster, contents: Sequence[str]
     for name in _of(client, repository(cluster)):
         if name not in needed:
             remove_name(client, name)
-    remove_unused(client, replaced(cluster))
+    remove_unused(client, cluster, tagged(cluster.image.name))
 
 
 def remove_name(client: docker.DockerClient, name: str) -> None:

@@ -12,25 +12,26 @@ def replaced(cluster: Cluster) -> str:
     return f"sparkrail/{cluster.name}-replaced"
 
 
-def keep(client: docker.DockerClient, name: str, replaced: str) -> None:
-    """Give the image that is about to lose its name one of ours: it may still be in use, and only
+def keep(client: docker.DockerClient, cluster: Cluster, name: str) -> None:
+    """Give the image that will lose its name one of ours, too: it may still be in use, and only
     what bears our name will be removed later."""
     try:
         image = client.images.get(name)
     except ImageNotFound:
         return
-    image.tag(replaced, tag=str(image.id).removeprefix("sha256:")[:12])
+    image.tag(replaced(cluster), tag=str(image.id).removeprefix("sha256:")[:12])
 
 
-def remove_unused(client: docker.DockerClient, replaced: str) -> list[str]:
-    """Take our name from the replaced images that no container uses; those without another name
-    are gone then."""
+def remove_unused(client: docker.DockerClient, cluster: Cluster, name: str) -> list[str]:
+    """Take our name from the replaced images that no container uses and that have lost `name`;
+    those without another one are gone then."""
+    mine = replaced(cluster)
     used = {row.get("ImageID") for row in client.api.containers(all=True)}
     gone = []
-    for image in client.images.list(filters={"reference": replaced}):
-        if image.id in used:
+    for image in client.images.list(filters={"reference": mine}):
+        if image.id in used or name in image.tags:
             continue
-        ours = [tag for tag in image.tags if tag.startswith(f"{replaced}:")]
+        ours = [tag for tag in image.tags if tag.startswith(f"{mine}:")]
         try:
             for tag in ours:
                 client.images.remove(tag)

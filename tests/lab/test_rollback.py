@@ -161,6 +161,10 @@ def test_a_bad_image(good: Product) -> None:
     assert good.deploy().outcome == "changed"
     assert good.answer() == " of the stub"
     assert good.deploy().outcome == "unchanged"
+    # Nothing is left of the bad one.
+    for name in good.nodes:
+        assert good.on(name, "docker image ls --quiet --filter dangling=true") == ""
+        assert not [image for image in images(good, name) if "-replaced:" in image]
     good.destroy()
     for name in good.nodes:
         assert not [image for image in images(good, name) if image.startswith("sparkrail/stub-")]
