@@ -107,10 +107,11 @@ def heal(steps: Steps, refused: StepsFailed) -> None:
     if decision.nothing_to_do:
         return
     log.warning("%s: %s", steps.cluster.name, "; ".join(decision.reasons))
+    ray_stays = all(ray_container(steps.cluster) not in each for each in decision.start.values())
     with restored_on_failure(steps):
         try:
-            clear_all(steps, good)
-            bring_back(steps, good)
+            clear_all(steps, good, ray_stays=ray_stays)
+            bring_back(steps, good, ray_stays=ray_stays)
         except Exception as error:  # As in `rolled_back_on_failure`.
             if may_act(steps):
                 clear_all(steps, good)
