@@ -10,7 +10,7 @@ from flows.steps import Steps, call
 from tasks import remote
 from tasks.canary import watch_canary
 from tasks.converge import Outcome, log
-from tasks.errors import FailedBefore, SparkrailError
+from tasks.errors import FailedBefore, NotReady, SparkrailError
 from tasks.failed_releases import failure, note_failure
 from tasks.ray_proof import verify_cluster
 from tasks.ray_start import join_worker, start_head
@@ -18,7 +18,7 @@ from tasks.records import Release
 from tasks.releases import Decision, Wanted, decide, observe_containers
 from tasks.residue import clean_residue, start_again
 from tasks.rollbacks import clear, found, has_ray_of, hold_release, recorded, restore_files
-from tasks.serving import serve
+from tasks.serving import serve, stop_old
 from tasks.topology import ContainerSpec, endpoint_of, ray_container
 
 LOGS = "What the containers said last is in ~/.sparkrail/NAME/failed on each node."
@@ -111,7 +111,7 @@ def heal(steps: Steps, refused: StepsFailed) -> None:
     with restored_on_failure(steps):
         try:
             clear_all(steps, good, ray_stays=ray_stays)
-            bring_back(steps, good, ray_stays=ray_stays)
+            bring_back(steps, good)
         except Exception as error:  # As in `rolled_back_on_failure`.
             if may_act(steps):
                 clear_all(steps, good)
@@ -142,7 +142,7 @@ def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) ->
         told = f"There is no release to go back to: everything of this deploy was stopped. {logs}"
         return Recovered(cause, told, None, None)
     try:
-        bring_back(steps, good, ray_stays=ray_stays)
+        bring_back(steps, good)
     except Exception as error:  # As in `rolled_back_on_failure`.
         second = as_steps_failed(steps, error)
         if not may_act(steps):
@@ -204,19 +204,12 @@ def clear_all(
         steps.on(good.cluster).attempt([call(clear, node=node) for node in others])
 
 
-def bring_back(steps: Steps, good: Good, *, ray_stays: bool = False) -> dict[str, str]:
-    """Start a release on record, after everything else was cleared away; its versions."""
+def bring_back(steps: Steps, good: Good) -> dict[str, str]:
+    """Start a release on record, after what it does not need was cleared away; its versions."""
     old = steps.on(good.cluster)
     cluster = good.cluster
     old.all([call(restore_files, node=node, release=good.release) for node in cluster.nodes])
-    try:
-        versions = start_all(old, good.containers)
-    except StepsFailed as error:
-        if not ray_stays or not may_act(steps) or is_beyond_ray(error):
-            raise
-        log.warning("%s: Ray is started anew after all, since %s", cluster.name, error.brief)
-        clear_all(steps, good)
-        versions = start_all(old, good.containers)
+    versions = start_all(old, good.containers)
     steps.endpoint = endpoint_of(cluster)
     steps.answers()
     return versions
@@ -224,10 +217,33 @@ def bring_back(steps: Steps, good: Good, *, ray_stays: bool = False) -> dict[str
 
 def start_all(steps: Steps, wanted: Mapping[str, tuple[ContainerSpec, ...]]) -> dict[str, str]:
     """Clean up, start Ray and the server; the versions that verification saw."""
+    steps.all([call(clean_residue, node=node) for node in steps.cluster.nodes])
+    versions = start_ray(steps, wanted)
+    steps.one(serve, want=wanted[steps.cluster.head.name][1])
+    return versions
+
+
+def start_ray(
+    steps: Steps, wanted: Mapping[str, tuple[ContainerSpec, ...]], *, again: bool = False
+) -> dict[str, str]:
+    """Start what is missing of Ray, and prove it; the versions that were seen.
+
+    A raylet may run and belong to a head that is gone, or die any moment because of that: a Ray
+    that ran before and does not stand the proof is started anew, once.
+    """
     cluster, head = steps.cluster, steps.cluster.head
-    steps.all([call(clean_residue, node=node) for node in cluster.nodes])
-    steps.one(start_head, want=wanted[head.name][0])
-    steps.all([call(join_worker, node=each, want=wanted[each.name][0]) for each in cluster.workers])
-    verified = steps.one(verify_cluster)
-    steps.one(serve, want=wanted[head.name][1])
-    return verified.data or {}  # A dry run verifies nothing.
+    started = [steps.one(start_head, want=wanted[head.name][0])]
+    started += steps.all(
+        [call(join_worker, node=each, want=wanted[each.name][0]) for each in cluster.workers]
+    )
+    try:
+        return steps.one(verify_cluster).data or {}  # A dry run verifies nothing.
+    except StepsFailed as error:
+        ran_before = any(each.status == "unchanged" for each in started)
+        may_help = isinstance(error.first, NotReady) and error.first.retryable
+        if again or not ran_before or not may_help or not may_act(steps):
+            raise
+        log.warning("%s: all of Ray is started anew, since %s", cluster.name, error.brief)
+    ray = ray_container(cluster)
+    steps.all([call(stop_old, node=node, names=(ray,)) for node in cluster.nodes])
+    return start_ray(steps, wanted, again=True)

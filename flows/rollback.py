@@ -92,9 +92,8 @@ def start(steps: Steps, good: Good, before: Good | None, nodes: Mapping[str, OnN
     with restored_on_failure(steps), rolled_back_on_failure(steps, before, good.release.digest):
         if before:
             steps.stops()
-        ray_stays = keeps_ray(good)
-        clear_all(steps, good, ray_stays=ray_stays)
-        versions = bring_back(steps, good, ray_stays=ray_stays)
+        clear_all(steps, good, ray_stays=keeps_ray(good))
+        versions = bring_back(steps, good)
         canary = old.one(watch_canary, wanted=good.containers, last=None).data
     found = {"versions": versions, "canary": canary["figures"], "started": now(), "nodes": nodes}
     release = good.release.model_copy(update={**found, "at": now(), "run": steps.run.id})

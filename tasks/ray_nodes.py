@@ -196,11 +196,13 @@ def ask_ray(
         exec_python(cluster, json.dumps(asked)), stdin=LIST_NODES, timeout=timeout + 60, ok=CODES
     )
     if result.code != 0 or not result.stdout.strip():
-        raise NotReady(
+        error = NotReady(
             "Ray's head does not answer",
             node=node.name,
             details="\n".join(result.stderr.strip().splitlines()[-5:]),
         )
+        error.retryable = True
+        raise error
     return parse_seen(result.stdout.strip().splitlines()[-1])
 
 

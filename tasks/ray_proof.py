@@ -75,11 +75,15 @@ def unplanned(cluster: Cluster, seen: Seen, problems: Sequence[tuple[str, str]])
         mine = [why for name, why in problems if name == node.name]
         if mine:
             lines += _of_node(cluster, node, twice=any("times" in why for why in mine))
-    return NotReady(
+    error = NotReady(
         "; ".join(f"{where}: {why}" for where, why in problems),
         details="\n".join(lines),
         remedy=f"See {kept_log(cluster, ray_container(cluster))} on the node that is named.",
     )
+    alive = {each.address for each in seen.nodes if each.alive}
+    # What is there and should not be is not gone when Ray starts anew.
+    error.retryable = any(node.fabric_address not in alive for node in cluster.nodes)
+    return error
 
 
 def _of_node(cluster: Cluster, node: Node, *, twice: bool) -> list[str]:

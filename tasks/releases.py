@@ -159,13 +159,32 @@ def lost(cluster: Cluster, problem_nodes: Sequence[str], why: Sequence[str]) -> 
 def decide(cluster: Cluster, node: Node, run: Run, wanted: Wanted) -> Outcome:
     """Whether what runs is what is wanted and answers; else what must be stopped for it."""
     decision = compare(cluster, wanted, observe_containers(cluster), run, read_releases(cluster))
+    if not any(ray_container(cluster) in names for names in decision.start.values()):
+        # Containers that run as they should: whether Ray itself does, only Ray knows. To be asked
+        # before the server is stopped, even if it has to be for another reason.
+        decision = both(cluster, decision, _ray_lost(cluster, node))
     if decision.nothing_to_do:
-        decision = _alive(cluster, node)
+        decision = _answers(cluster)
     detail = "; ".join(decision.reasons) or f"as wanted, and {decision.answer}"
     return Outcome(step="decide", node=node.name, status="unchanged", detail=detail, data=decision)
 
 
-def _alive(cluster: Cluster, node: Node) -> Decision:
+def both(cluster: Cluster, one: Decision, other: Decision) -> Decision:
+    """What either of two decisions asks for."""
+
+    def united(*parts: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        names = {name: {each for part in parts for each in part.get(name, ())} for name in nodes}
+        return _in_order(cluster, names)
+
+    nodes = [node.name for node in cluster.nodes]
+    return Decision(
+        stop=united(one.stop, other.stop),
+        start=united(one.start, other.start),
+        reasons=one.reasons + other.reasons,
+    )
+
+
+def _ray_lost(cluster: Cluster, node: Node) -> Decision:
     # A node that we cannot reach is no proof that Ray or the server on it is lost.
     try:
         members = observe_ray(cluster, node, timeout=20)
@@ -174,6 +193,10 @@ def _alive(cluster: Cluster, node: Node) -> Decision:
     problems = membership_problems(cluster, members)
     if problems:
         return lost(cluster, [name for name, _ in problems], [why for _, why in problems])
+    return Decision()
+
+
+def _answers(cluster: Cluster) -> Decision:
     ask = endpoint.asker(cluster, api_key(cluster))
     try:
         answer = endpoint.check_answers(ask, cluster.model.name)

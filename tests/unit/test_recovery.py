@@ -21,7 +21,7 @@ from flows.recovery import (
 )
 from flows.steps import Steps, conduct
 from tasks import remote
-from tasks.converge import Outcome, Run, step
+from tasks.converge import Outcome, Run, Status, step
 from tasks.errors import FailedBefore, NotReady
 from tasks.releases import Decision
 from tasks.report import Report
@@ -47,6 +47,8 @@ class Stage:
         self.noted: list[Any] = []
         self.decision = Decision()
         self.ray_is_right = False
+        self.ran_before = False  # Ray, when it was to be started.
+        self.retryable = True
 
     def stand_in(self, name: str) -> Any:
         @step(name)
@@ -57,9 +59,13 @@ class Stage:
             if "failed" in more:
                 self.noted.append(more["failed"])
             if self.failing(name, self.asked[name]):
-                raise NotReady(f"{name} number {self.asked[name]} failed", node=node.name)
+                error = NotReady(f"{name} number {self.asked[name]} failed", node=node.name)
+                error.retryable = self.retryable
+                raise error
             data: Any = self.decision if name == "decide" else {}
-            return Outcome(step=name, node=node.name, status="changed", data=data)
+            ran = self.ran_before and name in ("start", "join")
+            status: Status = "unchanged" if ran else "changed"
+            return Outcome(step=name, node=node.name, status=status, data=data)
 
         return made
 
@@ -71,6 +77,7 @@ STEPS = {
     "start_head": "start",
     "join_worker": "join",
     "verify_cluster": "verify",
+    "stop_old": "stop",
     "serve": "serve",
     "note_failure": "note",
     "start_again": "restore",
@@ -181,15 +188,41 @@ def test_a_ray_that_is_as_it_was_stays(
     assert [each for each in stage.done if each.startswith("clear")] == cleared
 
 
-def test_a_ray_that_stayed_and_is_wrong_is_started_anew(
+def test_a_ray_that_ran_before_and_is_not_what_it_seemed_is_started_anew(
     staged: Callable[[Failing], Stage], path: str
 ) -> None:
-    """Within the one rollback."""
-    stage = staged(lambda name, time: (name, time) in [("serve", 1), ("verify", 2)])
-    stage.ray_is_right = True
+    """Before anything is rolled back."""
+    stage = staged(fails("verify", 1))
+    stage.ran_before = True
+    report = deploy(path)
+    assert (report.state, report.outcome) == ("completed", "changed")
+    at = stage.done.index("verify on head:8000")
+    again = ["stop on head", "stop on worker1", "start on head", "join on worker1"]
+    assert stage.done[at + 1 :] == [
+        f"{each}:8000" for each in [*again, "verify on head", "serve on head"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ran_before", "retryable", "times", "anew"),
+    [
+        pytest.param(True, True, (1, 2), 1, id="in vain"),
+        pytest.param(False, True, (1,), 0, id="it has just been"),
+        pytest.param(True, False, (1,), 0, id="it would not help"),
+    ],
+)
+def test_a_ray_is_started_anew_once_and_only_if_that_may_help(
+    staged: Callable[[Failing], Stage],
+    path: str,
+    ran_before: bool,
+    retryable: bool,
+    times: tuple[int, ...],
+    anew: int,
+) -> None:
+    stage = staged(fails("verify", *times))
+    stage.ran_before, stage.retryable = ran_before, retryable
     assert deploy(path).outcome == "rolled-back"
-    assert [each for each in stage.done if each.startswith("clear")] == [*BUT_RAY, *CLEAR]
-    assert stage.asked["serve"] == 2
+    assert stage.done.count("stop on head:8000") == anew
 
 
 def test_a_server_that_fails_again_is_not_tried_a_third_time(

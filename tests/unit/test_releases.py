@@ -8,7 +8,7 @@ import pytest
 from blocks import Cluster
 from tasks.containers import CLUSTER_LABEL, DIGEST_LABEL, RUN_LABEL, SHARES_LABEL, Container
 from tasks.converge import Run
-from tasks.releases import Decision, Wanted, compare, lost
+from tasks.releases import Decision, Wanted, both, compare, lost
 from tasks.topology import Fabric, containers, files
 from tests.unit.specs import RUN, spec, workers
 
@@ -208,6 +208,18 @@ def test_one_node_alone() -> None:
 def test_lost(nodes: list[str], stop: dict[str, tuple[str, ...]]) -> None:
     decision = lost(CLUSTER, nodes, ["why"])
     assert decision == Decision(stop=stop, start=stop, reasons=("why",))
+
+
+def test_a_lost_rank_goes_with_a_server_that_goes_anyway() -> None:
+    server = Decision(stop={HEAD: (SERVE,)}, start={HEAD: (SERVE,)}, reasons=("it is exited",))
+    rank = lost(CLUSTER, [W2], ["10.77.0.3 is not alive in Ray"])
+    assert both(CLUSTER, server, rank) == Decision(
+        stop={HEAD: (SERVE,), W2: (RAY,)},
+        start={HEAD: (SERVE,), W2: (RAY,)},
+        reasons=("it is exited", "10.77.0.3 is not alive in Ray"),
+    )
+    assert both(CLUSTER, Decision(), Decision()).nothing_to_do
+    assert both(CLUSTER, server, Decision()) == server
 
 
 def test_a_release_has_one_digest_for_all_nodes() -> None:
