@@ -13,6 +13,7 @@ from tasks.held_images import content_of
 from tasks.images import tagged
 from tasks.records import now, read_state, write_state
 from tasks.remote import connect
+from tasks.replaced_images import failed as failed_images
 from tasks.replaced_images import keep, remove_unused
 
 Ending = Literal["rolled-back", "broken", "by-hand"]
@@ -139,7 +140,7 @@ def note_failure(
     name = tagged(cluster.image.name)
     with engine(cluster, node) as client:
         if good_image and content_of(client, name) != good_image:
-            keep(client, cluster, name)
+            keep(client, name, failed_images(cluster))
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
 
@@ -164,7 +165,7 @@ def close_breaker(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: A
     """After a deploy that is fine, no release counts as failed, and what it left is removed."""
     connect(cluster, node).run(("sh", "-c", REMOVE, "sh", cluster.name, NAME))
     with engine(cluster, node) as client:
-        remove_unused(client, cluster, tagged(cluster.image.name))
+        remove_unused(client, failed_images(cluster))
     return Outcome(step="breaker", node=node.name, status="changed", detail="closed")
 
 

@@ -8,7 +8,7 @@ from docker.errors import APIError, ImageNotFound
 from blocks import Cluster
 from tasks.converge import log
 from tasks.images import image_content, tagged
-from tasks.replaced_images import remove_unused, replaced
+from tasks.replaced_images import failed, remove_unused, replaced
 
 
 def repository(cluster: Cluster) -> str:
@@ -52,7 +52,7 @@ def prune(client: docker.DockerClient, cluster: Cluster, contents: Sequence[str]
     for name in _of(client, repository(cluster)):
         if name not in needed:
             remove_name(client, name)
-    remove_unused(client, cluster, tagged(cluster.image.name))
+    remove_unused(client, replaced(cluster))
 
 
 def remove_name(client: docker.DockerClient, name: str) -> None:
@@ -64,8 +64,9 @@ def remove_name(client: docker.DockerClient, name: str) -> None:
 
 
 def names(client: docker.DockerClient, cluster: Cluster) -> list[str]:
-    """All names of ours for images of this cluster; for what was replaced, too."""
-    return [*_of(client, repository(cluster)), *_of(client, replaced(cluster))]
+    """All names of ours for images of this cluster; for what was replaced or failed, too."""
+    repositories = (repository(cluster), replaced(cluster), failed(cluster))
+    return [name for each in repositories for name in _of(client, each)]
 
 
 def _of(client: docker.DockerClient, mine: str) -> list[str]:

@@ -17,7 +17,7 @@ from tasks.engines import engine
 from tasks.errors import CommandFailed, SparkrailError
 from tasks.image_deliveries import Delivered, Parcel, Turns, deliver, side_by_side
 from tasks.image_streams import STEP, Moved
-from tasks.replaced_images import keep, remove_unused
+from tasks.replaced_images import keep, remove_unused, replaced
 from tasks.transfers import amount, rate
 
 # What makes containers of an image behave as they do. Other fields of the config differ between
@@ -151,7 +151,7 @@ def ensure_image(cluster: Cluster, node: Node, run: Run) -> Outcome:
     moved = sender.moved or _turns.take(cluster, run.id, node)
     if isinstance(moved, Moved):
         with engine(cluster, node) as client:
-            removed = remove_unused(client, cluster, tagged(cluster.image.name))
+            removed = remove_unused(client, replaced(cluster))
         detail = told(tagged(cluster.image.name), want, moved, removed)
         outcome = outcome.model_copy(update={"status": "changed", "detail": detail})
     return outcome.model_copy(update={"data": outcome.data.facts()})
@@ -231,4 +231,4 @@ class _Sender:
 
     def _keep(self, node: Node) -> None:
         with engine(self.cluster, node) as client:
-            keep(client, self.cluster, tagged(self.cluster.image.name))
+            keep(client, tagged(self.cluster.image.name), replaced(self.cluster))

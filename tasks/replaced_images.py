@@ -1,4 +1,7 @@
-"""What has lost its name to another image: kept while it is in use, then removed; never a prune."""
+"""What has lost its name to another image, or will: kept while it is in use, then removed.
+
+Never by a prune.
+"""
 
 import docker
 from docker.errors import APIError, ImageNotFound
@@ -8,28 +11,32 @@ from tasks.converge import log
 
 
 def replaced(cluster: Cluster) -> str:
-    """The name of ours that replaced images bear."""
+    """The name of ours that images bear which the transfer replaced."""
     return f"sparkrail/{cluster.name}-replaced"
 
 
-def keep(client: docker.DockerClient, cluster: Cluster, name: str) -> None:
+def failed(cluster: Cluster) -> str:
+    """The name of ours that images bear which did not work."""
+    return f"sparkrail/{cluster.name}-failed"
+
+
+def keep(client: docker.DockerClient, name: str, ours: str) -> None:
     """Give the image that will lose its name one of ours, too: it may still be in use, and only
     what bears our name will be removed later."""
     try:
         image = client.images.get(name)
     except ImageNotFound:
         return
-    image.tag(replaced(cluster), tag=str(image.id).removeprefix("sha256:")[:12])
+    image.tag(ours, tag=str(image.id).removeprefix("sha256:")[:12])
 
 
-def remove_unused(client: docker.DockerClient, cluster: Cluster, name: str) -> list[str]:
-    """Take our name from the replaced images that no container uses and that have lost `name`;
-    those without another one are gone then."""
-    mine = replaced(cluster)
+def remove_unused(client: docker.DockerClient, mine: str) -> list[str]:
+    """Take that name of ours from the images that no container uses; those without another name
+    are gone then."""
     used = {row.get("ImageID") for row in client.api.containers(all=True)}
     gone = []
     for image in client.images.list(filters={"reference": mine}):
-        if image.id in used or name in image.tags:
+        if image.id in used:
             continue
         ours = [tag for tag in image.tags if tag.startswith(f"{mine}:")]
         try:
