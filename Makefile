@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 # The lab is made of namespaces, which only root may make.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 
-.PHONY: bench demo demo-down test test-extended chaos test-fast lint setup setup-test venv
+.PHONY: bench demo demo-down test test-extended test-long chaos test-fast lint setup setup-test venv
 
 demo: setup
 	$(SUDO) $(PYTHON) -m tests.lab.demo up
@@ -13,18 +13,22 @@ demo-down: venv
 	$(SUDO) $(PYTHON) -m tests.lab.demo down
 
 test: setup-test lint
-	$(SUDO) $(PYTHON) -m pytest -m 'not extended and not gpu'
+	$(SUDO) $(PYTHON) -m pytest -m 'not extended and not long and not gpu'
 
-# Longer trials on the lab and on a Prefect server: about an hour on two cores.
+# Longer trials on the lab, on a Prefect server, and in a browser: half an hour on two cores.
 test-extended: setup-test
-	$(SUDO) $(PYTHON) -m pytest -m extended
+	$(SUDO) $(PYTHON) -m pytest -m 'extended and not long' $(PYTEST_FLAGS)
+
+# Trials of many minutes each: rollbacks one after the other, faults at the steps of a deploy.
+test-long: setup-test
+	$(SUDO) $(PYTHON) -m pytest -m long
 
 # Every fault at every step of a deploy, on a lab of its own: some hours on two cores.
 chaos: setup-test
 	$(SUDO) $(PYTHON) -m tests.lab.chaos
 
 test-fast: venv
-	$(PYTHON) -m pytest -m 'not extended' tests/unit tests/flows tests/ssh
+	$(PYTHON) -m pytest -m 'not extended and not long' tests/unit tests/flows tests/ssh
 
 bench: setup-test
 	$(SUDO) $(PYTHON) -m tests.bench

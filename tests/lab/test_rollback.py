@@ -17,7 +17,7 @@ from tests.lab.nights import ENDS_AT_ONCE
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, STUB, STUB_TAG, Product, Said, poll
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 TOO_LONG = "--max-model-len=999999"
 
