@@ -16,9 +16,9 @@ ENDING = 5.0
 
 
 class Talk:
-    """A relayed program that was told one document; it ends by itself when its input ends."""
+    """A relayed program that is told one document; it ends by itself when its input ends."""
 
-    def __init__(self, node: Remote, name: str, document: Mapping[str, Any]) -> None:
+    def __init__(self, node: Remote, name: str) -> None:
         self._node = node
         self._name = name
         self._rest = b""
@@ -26,8 +26,15 @@ class Talk:
         # Isolated: a json.py in the home folder, or PYTHON variables, must not change what it does.
         argv = ("python3", "-IS", "-c", LOADER, str(len(text)), name)
         self._channel = node.start(argv, shown=name)
+        self._send(text)
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """What it begins with; until then it only gets ready."""
+        self._send(json.dumps(document).encode() + b"\n")
+
+    def _send(self, data: bytes) -> None:
         try:
-            self._channel.sendall(text + json.dumps(document).encode() + b"\n")
+            self._channel.sendall(data)
         except (OSError, EOFError) as error:
             self.close()
             raise self._ended(str(error)) from error

@@ -80,41 +80,55 @@ class Transfer:
         connect(self._cluster, worker)
         # One after the other: each is told who listens before it.
         with self._joining:
-            head = self._cluster.head
-            if head.name not in self._talks or self._talks[head.name].over:
-                self._start(head, "weights_send", {"paths": self._paths})
             self._leave(worker)  # Its own earlier attempt.
-            alive = [name for name in self._talks if not self._talks[name].over]
-            behind = [name for name in reversed(alive) if name != head.name]
-            files = [{"path": path, **self._want.files[path].model_dump()} for path in self._paths]
-            return self._start(
-                worker,
-                "weights_receive",
-                {
-                    "files": files,
-                    "lacking": [self._paths.index(path) for path in what.paths],
-                    "sources": [self._sources[name] for name in [*behind, head.name]],
-                    "connections": self._cluster.weights.connections,
-                },
-            )
+            # The programs of the first worker and of the head get ready side by side.
+            talk = Talk(connect(self._cluster, worker), "weights_receive")
+            try:
+                self._start_head()
+                self._begin(worker, talk, self._wanted(what))
+            except BaseException:
+                talk.close()
+                raise
+            return talk
 
-    def _start(self, node: Node, name: str, more: dict[str, Any]) -> Talk:
-        document = {
-            "address": node.fabric_address,
-            "token": self._token,
-            "folder": self._cluster.model.path,
-            "state": state_file(self._cluster),
-            **more,
-        }
-        talk = Talk(connect(self._cluster, node), name, document)
+    def _start_head(self) -> None:
+        head = self._cluster.head
+        if head.name in self._talks and not self._talks[head.name].over:
+            return
+        talk = Talk(connect(self._cluster, head), "weights_send")
         try:
-            port = _heard(talk, self._cluster, node, START)["listening"]
+            self._begin(head, talk, {"paths": self._paths})
         except BaseException:
             talk.close()
             raise
+
+    def _wanted(self, what: Send) -> dict[str, Any]:
+        """What a worker is told: all files, which of them it lacks, and whom to ask."""
+        head = self._cluster.head.name
+        alive = [name for name in self._talks if not self._talks[name].over]
+        behind = [name for name in reversed(alive) if name != head]
+        files = [{"path": path, **self._want.files[path].model_dump()} for path in self._paths]
+        return {
+            "files": files,
+            "lacking": [self._paths.index(path) for path in what.paths],
+            "sources": [self._sources[name] for name in [*behind, head]],
+            "connections": self._cluster.weights.connections,
+        }
+
+    def _begin(self, node: Node, talk: Talk, more: dict[str, Any]) -> None:
+        """Tell a program what it needs, and note where it listens."""
+        talk.tell(
+            {
+                "address": node.fabric_address,
+                "token": self._token,
+                "folder": self._cluster.model.path,
+                "state": state_file(self._cluster),
+                **more,
+            }
+        )
+        port = _heard(talk, self._cluster, node, START)["listening"]
         self._talks[node.name] = talk
         self._sources[node.name] = (node.name, node.fabric_address, port)
-        return talk
 
     def _leave(self, node: Node) -> None:
         talk = self._talks.pop(node.name, None)

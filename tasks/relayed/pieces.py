@@ -17,8 +17,10 @@ from typing import Any
 
 PIECE = 4 << 20
 DIGEST = 32  # Bytes of a sha256.
-# A write within a tick of the kernel's clock leaves the ctime as it was.
-TICK = 0.1
+# By which the kernel stamps files, CLOCK_REALTIME_COARSE: it stands still for 1 to 10 ms at a time,
+# and a write within one such tick leaves the ctime as it was.
+CLOCK = 5
+TICK = 0.02  # Twice the longest: a file server has a clock of its own.
 VERSION = 2
 
 Record = dict[str, Any]  # Of a file: identity, size, sha256, pieces, fault, names.
@@ -55,10 +57,9 @@ def identity(found: os.stat_result) -> list[int]:
 
 
 def settle(found: os.stat_result) -> None:
-    """Wait until a later write to a file would show in its ctime; a tenth of a second at most."""
-    age = time.time() - found.st_ctime
-    if 0 <= age <= TICK:
-        time.sleep(TICK - age + 0.01)
+    """Wait until a later write to a file would show in its ctime: some hundredths of a second."""
+    while -TICK <= time.clock_gettime(CLOCK) - found.st_ctime <= TICK:
+        time.sleep(TICK / 5)
 
 
 def read_state(path: str) -> dict[str, dict[str, Any]]:

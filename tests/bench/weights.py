@@ -4,6 +4,10 @@ Once with links as fast as the machine, where the processors are the limit, and 
 400 Mbit/s. The files are in memory: all nodes of a lab share one disk, which real ones do not. A
 transfer's time is that from its start until every file is checked, synced, in its place and
 remembered; the time of the whole step, with its looks before and after, is shown beside it.
+
+Where the processors are the limit the model has 3.2 GB. To start the programs over SSH and to let
+the files settle takes about a tenth of a second whatever the size: 4 % of a transfer of 3.2 GB, but
+10 % of one of 1.3 GB, and nothing in one of 119 GB, which is what people deploy.
 """
 
 import contextlib
@@ -60,7 +64,7 @@ class Series:
 def by_processor(repetitions: int) -> list[Row]:
     """Links without a limit: both ends share the machine's processors."""
     with up(Shape(workers=1, docker=False, engine=False)) as bench:
-        bench.fill(files=8, size=160 * MIB)
+        bench.fill(files=8, size=384 * MIB)
         found, [worker] = Series(), bench.cluster.workers
         ways: dict[str, Callable[[], float]] = {
             "rsync": lambda: bench.rsync(worker),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.manifests import Manifest, differing
-from tasks.relayed.pieces import PIECE
+from tasks.relayed.pieces import PIECE, identity, settle
 from tasks.relayed.wire import ANSWER, DATA, GREETING, NONCE, REFUSED
 from tests.unit.streams import Site
 
@@ -308,6 +308,18 @@ def test_nothing_of_it_takes_much_memory(sites: Sites) -> None:
         status = Path(f"/proc/{site.program.process.pid}/status").read_text()
         peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         assert int(peak.split()[1]) < 100_000, f"{site.name}: {peak}"
+
+
+def test_a_write_shows_once_a_file_has_settled(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for _ in range(20):
+        file.write_bytes(b"before")
+        before = file.stat()
+        settle(before)
+        file.write_bytes(b"after!")
+        # As it is for one whose times are kept: only the ctime tells.
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert identity(file.stat()) != identity(before)
 
 
 class Relay:
