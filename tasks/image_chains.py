@@ -65,6 +65,7 @@ def judge(head: Node, chain: Sequence[Node], ended: Mapping[str, Ended]) -> Roun
                 "left_out": source.left_out,
                 "sent_anyway": source.sent_anyway,
                 "from_store": source.from_store,
+                "unread": source.unread,
             }
             own = own.model_copy(update={**about, "legacy": source.legacy})
             wrong = load_problem(head.name, node, own)

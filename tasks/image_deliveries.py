@@ -19,6 +19,7 @@ from tasks.converge import log
 from tasks.errors import Cancelled, NodeUnreachable, SparkrailError
 from tasks.image_chains import Round, stream
 from tasks.image_layers import Source, Target, look, look_at_source, spare
+from tasks.image_readers import reader, remove_forgotten
 from tasks.image_streams import (
     LACKS_PLATFORM,
     STEP,
@@ -80,8 +81,15 @@ def settle(found: Round, targets: Mapping[str, Target], with_platform: bool) -> 
     return done
 
 
-def note(moved: Moved, targets: Mapping[str, Target], refused: Mapping[str, str]) -> str:
-    """Why more was sent than was lacking, if it was; of all that were sent it together."""
+def note(
+    moved: Moved, targets: Mapping[str, Target], refused: Mapping[str, str], unread: str = ""
+) -> str:
+    """Why more was sent than was lacking, if it was, and why by docker save."""
+    by = f"by docker save: {unread}" if unread else ""
+    return "; ".join(filter(None, (_why_more(moved, targets, refused), by)))
+
+
+def _why_more(moved: Moved, targets: Mapping[str, Target], refused: Mapping[str, str]) -> str:
     if refused:
         return "all of it, since " + "; ".join(
             f"docker load on {name} refused the missing layers alone ({why})"
@@ -105,19 +113,23 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
         name: found for name, found in looked.items() if isinstance(found, SparkrailError)
     }
     targets = {name: found for name, found in looked.items() if isinstance(found, Target)}
-    with_platform, refused = False, dict[str, str]()
-    source = look_at_source(cluster)
+    with_platform, refused, unread = False, dict[str, str](), ""
+    source = look_at_source(cluster, parcel.id)
     store = store_of(source, parcel, targets.values())
+    if store:
+        remove_forgotten(cluster)
     blobs = survey(cluster, parcel, targets.values()) if source.containerd else {}
     with _bars(cluster, nodes, parcel.size) as bars:
         while targets:
+            left_out = sorted(spare(parcel.layers, targets.values()))
             orders = {
                 "save": save_command(parcel.name, parcel.platform if with_platform else ""),
                 "layers": parcel.layers,
-                "spare": sorted(spare(parcel.layers, targets.values())),
+                "spare": left_out,
                 "blobs": blobs,
                 "legacy": not any(target.containerd for target in targets.values()),
                 "store": store,
+                "reader": store and reader(cluster, source, store, parcel.layers, left_out),
             }
             chain = [node for node in nodes if node.name in targets]
             try:
@@ -126,12 +138,13 @@ def deliver(cluster: Cluster, nodes: Sequence[Node], parcel: Parcel) -> dict[str
                 raise
             except FolderUnreadable as error:
                 log.info("%s: %s; now by docker save", STEP, error)
-                store = None
+                store, unread = None, error.brief
                 continue
             except SparkrailError as error:
                 found = Round(failed=dict.fromkeys(targets, error))
             for name, moved in found.loaded.items():
-                ended[name] = moved.model_copy(update={"note": note(moved, targets, refused)})
+                said = note(moved, targets, refused, moved.unread or unread)
+                ended[name] = moved.model_copy(update={"note": said})
             settled = settle(found, targets, with_platform)
             ended |= settled.failed
             refused |= found.refused

@@ -27,6 +27,8 @@ class Source(BaseModel, frozen=True):
     containerd: bool
     driver: str
     root: str
+    # Where it says that the files of each layer of the image lie, from below.
+    folders: tuple[str, ...] = ()
 
 
 def leading(layers: Sequence[str], other: Sequence[str]) -> int:
@@ -59,12 +61,26 @@ def look(cluster: Cluster, node: Node, layers: Sequence[str]) -> Target:
     return Target(node=node.name, has=has, containerd=containerd)
 
 
-def look_at_source(cluster: Cluster) -> Source:
+def look_at_source(cluster: Cluster, image_id: str) -> Source:
     with engine(cluster, cluster.head) as client:
         info = client.info()
+        try:
+            image = client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
+        except NotFound:  # Removed since: whoever saves it will tell.
+            image = {}
     return Source(
-        containerd=keeps_by_containerd(info), driver=info["Driver"], root=info["DockerRootDir"]
+        containerd=keeps_by_containerd(info),
+        driver=info["Driver"],
+        root=info["DockerRootDir"],
+        folders=layer_folders(image),
     )
+
+
+def layer_folders(image: Mapping[str, Any]) -> tuple[str, ...]:
+    """As overlay2 tells them: the top one, and those below it from above."""
+    told = (image.get("GraphDriver") or {}).get("Data") or {}
+    below = [folder for folder in (told.get("LowerDir") or "").split(":") if folder]
+    return (*below[::-1], told["UpperDir"]) if told.get("UpperDir") else ()
 
 
 def keeps_by_containerd(info: Mapping[str, Any]) -> bool:

@@ -36,6 +36,7 @@ class Moved(BaseModel, frozen=True):
     left_out: int = 0
     sent_anyway: int = 0
     from_store: bool = False  # Read from the engine's folder, not by docker save.
+    unread: str = ""  # Why that was tried in vain.
     load_code: int = 0
     load_said: str = ""
     load_stalled: bool = False

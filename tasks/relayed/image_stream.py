@@ -3,9 +3,10 @@ into its own `docker load` and to the machine behind, all at once.
 
 Relayed to the node; standard library of Python 3.8 only. Told by one JSON document:
 {"save": the command, "layers", "spare", "blobs", "legacy": for the filter, "store": {"root", "id",
-"name"} of the image, where it may be read from docker's folder} or {"listen": address,
-"token", "wait": seconds}; and {"load": a command, or none, "next": {"address", "port", "token"}, or
-none, "stall": the seconds without a byte after which a command is given up}.
+"name"} of the image, where it may be read from docker's folder, "reader": {"command", "program"} of
+a container that may read there, if we may not} or {"listen": address, "token", "wait": seconds};
+and {"load": a command, or none, "next": {"address", "port", "token"}, or none, "stall": the seconds
+without a byte after which a command is given up}.
 Says where it listens and how far it is, and last how it all ended, each in a line of JSON.
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.relayed.image_archive import LayerFilter
+from tasks.relayed.image_contained import Contained
 from tasks.relayed.image_store import Layer, archive, stored
 from tasks.relayed.stream_ends import EVERY, Broken, Idle, Load, Side, say
 from tasks.relayed.stream_links import Next, Received
@@ -31,8 +33,9 @@ BLOCK = 1 << 20
 class Saved(Idle):
     """The image as `docker save` writes it, without the layers that no machine lacks."""
 
-    def __init__(self, orders: dict[str, Any]) -> None:
+    def __init__(self, orders: dict[str, Any], unread: str) -> None:
         super().__init__(orders["stall"])
+        self.unread = unread
         self.side = Side(orders["save"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         self.filter = LayerFilter(
             orders["layers"],
@@ -74,6 +77,7 @@ class Saved(Idle):
             "legacy": self.filter.is_legacy,
             "left_out": len(self.filter.left_out),
             "sent_anyway": self.filter.sent_anyway,
+            "unread": self.unread,
         }
 
 
@@ -108,16 +112,23 @@ class Kept(Idle):
         }
 
 
-def source_of(orders: dict[str, Any]) -> Saved | Kept | Received:
+def source_of(orders: dict[str, Any]) -> Saved | Kept | Contained | Received:
+    """Docker's folder where we may read it, or else a container may; `docker save` is the last."""
     if "save" not in orders:
         return Received(orders)
+    unread = ""
     if orders.get("store"):
         lacking = set(orders["layers"]) - set(orders["spare"])
         place = orders["store"]
         found = stored(place["root"], place["id"], orders["layers"], lacking)
         if found:
             return Kept(orders, *found)
-    return Saved(orders)
+        if orders.get("reader"):
+            contained = Contained(orders)
+            unread = contained.why_not()
+            if not unread:
+                return contained
+    return Saved(orders, unread)
 
 
 class Chain:

@@ -8,11 +8,12 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import yaml
 
@@ -23,14 +24,29 @@ from tasks.images import ensure_image
 from tests.bench.rows import Row, compared
 from tests.lab import lab, network
 from tests.lab.command import say
-from tests.lab.docker_archive import Image, Layer, file_members, write_archive, write_layer
+from tests.lab.docker_archive import (
+    Image,
+    Layer,
+    Member,
+    file_members,
+    write_archive,
+    write_layer,
+)
 from tests.lab.layout import Lab, Shape
+from tests.lab.python_layer import python_members
 
 LAB = Lab("lab-bench-images")
 SHAPE = Shape(workers=4, engine=False)
 # Of random bytes, which nothing on the way can make smaller.
-BASE = (250_000_000, 150_000_000)
+BASE = (220_000_000, 150_000_000)
 CHANGED = 25_000_000
+# For the head: a docker that starts no container.
+NO_CONTAINER = """\
+#!/bin/sh
+[ "$1" != run ] || exit 125
+exec /usr/bin/docker "$@"
+"""
+STUB = "/usr/local/bin/docker"
 
 
 def measure(repetitions: int) -> list[Row]:
@@ -50,6 +66,7 @@ class Figures:
     by_hand: float
     to_one: float
     to_one_bytes: int
+    by_container: float
     by_docker_save: float
     to_four: float
     to_four_bytes: int
@@ -77,6 +94,14 @@ def rows(found: Sequence[Figures]) -> list[Row]:
         ),
         compared(
             "... where only root may read docker's folder",
+            [each.by_container for each in found],
+            "s",
+            other="docker save \\| ssh docker load",
+            others=[each.by_hand for each in found],
+            at_most=0.4,
+        ),
+        compared(
+            "... and where no container may either",
             [each.by_docker_save for each in found],
             "s",
             other="docker save \\| ssh docker load",
@@ -122,7 +147,10 @@ class Bench:
     def prepare(self) -> None:
         """All nodes have the old image."""
         say("composing an image and giving it to all nodes ...")
-        self.base = tuple(self._layer(f"base{at}", size) for at, size in enumerate(BASE))
+        self.base = (
+            *(self._layer(f"base{at}", size) for at, size in enumerate(BASE)),
+            self._layer("python", 0, python_members(LAB, "head")),
+        )
         archive = self._archive((*self.base, self._layer("old", CHANGED)), ())
         with ThreadPoolExecutor(2) as pool:
             for _ in pool.map(lambda node: self._load(node.name, archive), self.cluster.nodes):
@@ -133,18 +161,22 @@ class Bench:
         layer = self._layer("new", CHANGED)
         self._load("head", self._archive((*self.base, layer), self.base))
         one, four = self.cluster.workers[:1], self.cluster.workers
-        by_hand, by_us, by_docker_save = 0.0, (0.0, 0), 0.0
+        by_hand, by_us, by_container, by_docker_save = 0.0, (0.0, 0), 0.0, 0.0
         for ours in (number % 2 == 0, number % 2 == 1):
             if ours:
                 by_us = self._sent(one)
                 self._take_back(one)
-                by_docker_save, _ = self._sent(one, user="op")
+                by_container, _ = self._sent(one, user="op")
+                self._take_back(one)
+                with _no_container():
+                    by_docker_save, _ = self._sent(one, user="op")
             else:
                 by_hand = _timed(lambda: self._by_hand(one[0]))
             self._take_back(one)
         to_four = self._sent(four)
         self._take_back(four)
-        figures = Figures(layer.path.stat().st_size, by_hand, *by_us, by_docker_save, *to_four)
+        missing = layer.path.stat().st_size
+        figures = Figures(missing, by_hand, *by_us, by_container, by_docker_save, *to_four)
         say(f"repetition {number}: {figures}")
         return figures
 
@@ -171,9 +203,10 @@ class Bench:
                 f"{self.cluster.image.name}",
             )
 
-    def _layer(self, name: str, size: int) -> Layer:
+    def _layer(self, name: str, size: int, more: Iterable[Member] = ()) -> Layer:
         file = self.folder / f"{name}.tar"
-        return Layer(file, write_layer(file_members({name: os.urandom(size)}), file))
+        members = (*file_members({name: os.urandom(size)}), *more)
+        return Layer(file, write_layer(members, file))
 
     def _archive(self, layers: tuple[Layer, ...], left_out: Sequence[Layer]) -> Path:
         file = self.folder / "image.tar"
@@ -194,6 +227,15 @@ class Bench:
             f"docker image inspect old:1 >/dev/null 2>&1 || docker tag "
             f"{self.cluster.image.name} old:1",
         )
+
+
+@contextmanager
+def _no_container() -> Iterator[None]:
+    _on("head", f"echo {quote(NO_CONTAINER)} >{STUB}; chmod +x {STUB}")
+    try:
+        yield
+    finally:
+        _on("head", f"rm {STUB}")
 
 
 def _ensure(cluster: Cluster, run: Run) -> None:

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.lab import lab, network
 from tests.lab.docker_archive import (
     Image,
     Layer,
+    Member,
     file_member,
     file_members,
     write_archive,
@@ -32,6 +34,7 @@ from tests.lab.docker_archive import (
 )
 from tests.lab.layout import Lab
 from tests.lab.product import lab_command, poll
+from tests.lab.python_layer import python_members
 
 pytestmark = pytest.mark.lab
 
@@ -84,14 +87,16 @@ def empty(cluster: Cluster) -> None:
 class Versions:
     """Images of one name: a base, and above it a layer for each version."""
 
-    def __init__(self, tag: str, folder: Path, padding: int = 3_000_000) -> None:
+    def __init__(
+        self, tag: str, folder: Path, padding: int = 3_000_000, more: Iterable[Member] = ()
+    ) -> None:
         self.tag = tag
         self.folder = folder
-        self.base = self.layer("base", os.urandom(padding))
+        self.base = self.layer("base", os.urandom(padding), more)
 
-    def layer(self, name: str, content: bytes) -> Layer:
+    def layer(self, name: str, content: bytes, more: Iterable[Member] = ()) -> Layer:
         file = self.folder / f"{name}.tar"
-        return Layer(file, write_layer(file_members({name: content}), file))
+        return Layer(file, write_layer((*file_members({name: content}), *more), file))
 
     def image(self, version: str) -> Image:
         top = self.layer(version, version.encode() + bytes(100_000))
@@ -158,6 +163,7 @@ def details(ended: Mapping[str, Outcome | SparkrailError]) -> list[str]:
     return [end.detail if isinstance(end, Outcome) else str(end) for end in ended.values()]
 
 
+NO_PYTHON = "; by docker save: no container can read docker's folder: the image has no python3"
 CHANGED = dict.fromkeys((ONE, TWO, THREE), "changed")
 UNCHANGED = dict.fromkeys((ONE, TWO, THREE), "unchanged")
 
@@ -171,11 +177,12 @@ def sent_bytes(node: str) -> int:
 
 
 def logged_in_as(cluster: Cluster, user: str) -> Cluster:
-    """Only root may read the folder of its engine; others have docker save."""
+    """Only root may read the folder of its engine; op may use docker."""
     head = cluster.head.model_copy(update={"user": user})
     return cluster.model_copy(update={"head": head})
 
 
+# The images of most trials have no python3 that could read the folder in a container.
 by_docker_save = partial(logged_in_as, user="op")
 
 
@@ -215,6 +222,8 @@ def test_only_the_missing_layer_is_sent(cluster: Cluster, versions: Versions, us
     assert statuses(ended) == CHANGED
     for text in details(ended):
         assert re.match(rf"sent {versions.tag}, 1\d\d\.\d kB, 1 of 2 layers", text), text
+        assert (NO_PYTHON in text) is (user == "op")
+    assert nothing_is_left("head")
     for name, count in before.items():
         assert sent_bytes(name) - count < 700_000, name
     assert statuses(ensure_all(cluster)) == UNCHANGED
@@ -326,9 +335,10 @@ def test_one_load_fails(cluster: Cluster, versions: Versions, fake: str, said: s
 class Midway:
     """A transfer of an image too large to wait on the way, whose second worker has stopped."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, more: Iterable[Member] = ()) -> None:
         self.cluster = by_docker_save(cluster)
-        Versions(cluster.image.name, folder, PADDING).load("large", "head")
+        Versions(cluster.image.name, folder, PADDING, more).load("large", "head")
+        on(TWO, "rm -f /tmp/begun")
         fake_docker(TWO, "load) head -c 1000000 >/dev/null; touch /tmp/begun; exec sleep 500")
         self.ended: dict[str, Outcome | SparkrailError] = {}
         self.thread = threading.Thread(target=self._run)
@@ -349,7 +359,6 @@ class Midway:
 @pytest.fixture
 def midway(cluster: Cluster, tmp_path: Path, clean: None) -> Midway:
     del clean
-    on(TWO, "rm -f /tmp/begun")
     found = Midway(cluster, tmp_path)
     found.begin()
     return found
@@ -404,13 +413,117 @@ def test_cancel_ends_the_stream_everywhere(cluster: Cluster, midway: Midway) -> 
     assert all(isinstance(end, Cancelled) for end in midway.end().values())
     remote.STOP.clear()
     for node in cluster.nodes:
-        poll(partial(nothing_runs, node.name))
+        poll(partial(nothing_is_left, node.name))
     assert [images(node.name) for node in cluster.workers] == [set()] * 3
 
 
-def nothing_runs(node: str) -> bool:
+def nothing_is_left(node: str) -> bool:
+    """No process and no container of a transfer, in whatever state."""
+    ours = ("docker save", "docker load", "docker run", "image_stream", "exec(sys.stdin")
     running = on(node, "ps -e -o args")
-    return not any(name in running for name in ("docker save", "docker load", "image_stream"))
+    return not any(name in running for name in ours) and not on(node, "docker ps --all --quiet")
+
+
+# --- where only docker may read its folder --------------------------------------------------------
+
+CLIENT = "$(pgrep -f '^docker run --rm --interactive')"
+KILL_CLIENT = f"kill -9 {CLIENT}"
+LABELS = "--label=sparkrail.cluster={} --label=sparkrail.role=image"
+# Without what the engine makes for itself when a container starts from an image for the first time.
+STORE = """\
+cd /var/lib/docker
+find overlay2 image volumes ! -name '*.json' ! -name '*.db' ! -name committed \
+    ! -path '*/layerdb/mounts' | sort"""
+RUN_ALONE = """\
+import sys
+from blocks import Cluster
+from tests.lab.test_image_transfers import ensure_all
+ensure_all(Cluster.model_validate_json(sys.argv[1]))"""
+
+
+class TestContained:
+    """The head's user may use docker, and not read its folder; the image has python3."""
+
+    def test_only_the_missing_layer_is_sent(self, cluster: Cluster, versions: Versions) -> None:
+        versions = Versions(versions.tag, versions.folder, more=python_members(LAB, "head"))
+        versions.load("one", "head", ONE, TWO, THREE)
+        versions.load("two", "head")
+        fake_docker("head", "save) echo docker save is not to be used >&2; exit 1")
+        kept = on("head", STORE)
+        # As a run leaves it that is killed between two words with docker.
+        on("head", f"docker create {LABELS.format(cluster.name)} {versions.tag} true")
+        before = {node.name: sent_bytes(node.name) for node in cluster.nodes}
+        ended = ensure_all(logged_in_as(cluster, "op"))
+        assert statuses(ended) == CHANGED, details(ended)
+        for text in details(ended):
+            assert re.match(rf"sent {versions.tag}, 1\d\d\.\d kB, 1 of 2 layers", text), text
+            assert "docker save" not in text
+        for name, count in before.items():
+            assert sent_bytes(name) - count < 700_000, name
+        assert nothing_is_left("head")
+        assert on("head", STORE) == kept
+        assert statuses(ensure_all(cluster)) == UNCHANGED
+
+    def test_a_container_that_is_refused(self, cluster: Cluster, versions: Versions) -> None:
+        versions = Versions(versions.tag, versions.folder, more=python_members(LAB, "head"))
+        versions.load("one", "head")
+        fake_docker("head", "run) echo docker: no such right >&2; exit 125")
+        ended = ensure_all(logged_in_as(cluster, "op"))
+        assert statuses(ended) == CHANGED, details(ended)
+        for text in details(ended):
+            assert text.endswith(
+                "; by docker save: no container can read docker's folder: docker: no such right"
+            )
+
+    @pytest.fixture
+    @staticmethod
+    def midway(cluster: Cluster, tmp_path: Path, clean: None) -> Midway:
+        del clean
+        return Midway(cluster, tmp_path, python_members(LAB, "head"))
+
+    @pytest.mark.parametrize(
+        "kill",
+        [
+            pytest.param(KILL_CLIENT, id="the client of docker"),
+            pytest.param(f"{KILL_PROGRAM} {CLIENT}", id="our program too, at once"),
+        ],
+    )
+    def test_a_killed_sender(self, cluster: Cluster, midway: Midway, kill: str) -> None:
+        midway.begin()
+        assert on("head", "docker ps --quiet")
+        on("head", kill)
+        poll(lambda: not on("head", "docker ps --all --quiet"))
+        remote.cancel()
+        midway.end()
+        self.all_is_well(cluster)
+
+    def test_cancel(self, cluster: Cluster, midway: Midway) -> None:
+        midway.begin()
+        assert on("head", "docker ps --quiet")
+        remote.cancel()
+        assert all(isinstance(end, Cancelled) for end in midway.end().values())
+        self.all_is_well(cluster)
+
+    def test_a_killed_run(self, cluster: Cluster, midway: Midway) -> None:
+        spec = midway.cluster.model_dump_json()
+        with subprocess.Popen([sys.executable, "-c", RUN_ALONE, spec]) as run:
+            try:
+                poll(lambda: on(TWO, "ls /tmp").count("begun"), 60)
+                assert on("head", "docker ps --quiet")
+            finally:
+                run.kill()
+        self.all_is_well(cluster)
+
+    @staticmethod
+    def all_is_well(cluster: Cluster) -> None:
+        """Nothing is left, and the next run completes."""
+        remote.STOP.clear()
+        for node in cluster.nodes:
+            poll(partial(nothing_is_left, node.name))
+        on(TWO, f"rm -f {DOCKER}")
+        ended = ensure_all(by_docker_save(cluster))
+        assert statuses(ended) == CHANGED, details(ended)
+        assert nothing_is_left("head")
 
 
 # --- other engines --------------------------------------------------------------------------------
@@ -454,7 +567,7 @@ def compressed(image: Image, file: Path) -> None:
             tar.addfile(*file_member(name, content))
 
 
-STORE = '{"features": {"containerd-snapshotter": %s}}'
+DAEMON = '{"features": {"containerd-snapshotter": %s}}'
 
 
 class TestNewerEngine:
@@ -525,7 +638,7 @@ class TestNewerEngine:
 
 def use_store(node: str, *, containerd: bool) -> None:
     """The node's engine comes up anew with this store, after a power cut."""
-    text = STORE % json.dumps(containerd)
+    text = DAEMON % json.dumps(containerd)
     if on(node, "cat /etc/docker/daemon.json 2>/dev/null || true") == text:
         return
     on(node, "mkdir -p /etc/docker; cat >/etc/docker/daemon.json", text.encode())

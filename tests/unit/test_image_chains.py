@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tasks import remote
 from tasks.errors import Cancelled, CommandFailed, NodeUnreachable, SparkrailError
 from tasks.image_chains import Round, judge
 from tasks.image_deliveries import Delivered, Parcel, Turns, note, settle, store_of
-from tasks.image_layers import Source, Target, leading, spare
+from tasks.image_layers import Source, Target, layer_folders, leading, spare
 from tasks.image_streams import Moved
 from tests.unit.specs import spec, workers
 
@@ -185,6 +186,8 @@ def test_note(
     moved: Moved, targets: Mapping[str, Target], refused: Mapping[str, str], said: str
 ) -> None:
     assert note(moved, targets, refused) == said
+    both = "; ".join(filter(None, (said, "by docker save: no container can read")))
+    assert note(moved, targets, refused, "no container can read") == both
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -228,6 +231,23 @@ def test_when_the_folder_of_the_engine_is_read(driver: str, containerd: bool, re
     targets = [Target(node=ONE), Target(node=TWO, containerd=containerd)]
     place = {"root": "/var/lib/docker", "id": "sha256:1", "name": "app:1"}
     assert store_of(source, parcel, targets) == (place if read else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "folders"),
+    [
+        pytest.param(
+            {"Data": {"LowerDir": "/d/overlay2/b/diff:/d/overlay2/a/diff", "UpperDir": "/d/c"}},
+            ("/d/overlay2/a/diff", "/d/overlay2/b/diff", "/d/c"),
+            id="several layers",
+        ),
+        pytest.param({"Data": {"UpperDir": "/d/a"}}, ("/d/a",), id="one layer"),
+        pytest.param({"Data": None}, (), id="the containerd store"),
+        pytest.param(None, (), id="a later engine"),
+    ],
+)
+def test_where_the_layers_lie(told: Mapping[str, Any] | None, folders: tuple[str, ...]) -> None:
+    assert layer_folders({"GraphDriver": told}) == folders
 
 
 # --- the steps of several workers -----------------------------------------------------------------

@@ -1,19 +1,22 @@
 """The program that passes an image on: machines of a chain, each a process on this one."""
 
 import json
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.image_chains import PROGRAM
+from tasks.image_readers import PROGRAM as READER
+from tasks.image_readers import START
 from tasks.image_streams import Moved
 from tasks.programs import program
 from tests.unit.test_image_store import Store
@@ -123,6 +126,100 @@ def test_what_the_engine_keeps_gets_to_every_machine(chain: Chain, tmp_path: Pat
         "exit 9", ["cat >/dev/null"], layers=store.layers, spare=store.layers[:1], store=place
     )[0].report()
     assert (moved.from_store, moved.left_out) == (True, 1)
+
+
+def read_by(store: Store, before: str = "", **changes: Any) -> dict[str, Any]:
+    """A store that only the reader can find; it runs as its container would run it."""
+    place = {"root": str(store.root), "id": store.image_id, "name": "app:1"}
+    orders = {**place, "layers": store.layers, "wanted": store.layers, **changes}
+    text = program(READER, orders)
+    words = [sys.executable, "-I", "-S", "-c", START, str(len(text))]
+    command = ["sh", "-c", f'{before}\nexec "$@"', "docker", *words]
+    return {
+        "layers": store.layers,
+        "store": {**place, "root": "/nonesuch"},
+        "reader": {"command": command, "program": text.decode()},
+    }
+
+
+def test_a_container_reads_what_we_may_not(chain: Chain, tmp_path: Path) -> None:
+    store, file = Store(tmp_path), tmp_path / "copy"
+    machines = chain.start("exit 9", [f"cat >{file}"], **read_by(store))
+    head, first = [machine.report() for machine in machines]
+    assert (head.from_store, head.left_out, head.unread, first.broken) == (True, 0, "", "")
+    assert file.read_bytes() == store.archived(*store.layers)
+    some = {**read_by(store, wanted=store.layers[1:2]), "spare": store.layers[:1]}
+    moved = chain.start("exit 9", ["cat >/dev/null"], **some)[0].report()
+    assert (moved.from_store, moved.left_out) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "why"),
+    [
+        pytest.param("exit 127", {}, "the image has no python3", id="no python3"),
+        pytest.param(
+            "echo docker: it is forbidden >&2; echo more >&2; exit 125",
+            {},
+            "docker: it is forbidden",
+            id="docker refuses",
+        ),
+        pytest.param("exit 126", {}, "exit code 126", id="without a word"),
+        pytest.param("echo hello; exit 0", {}, "exit code 0", id="something else answers"),
+        pytest.param("", {"id": "sha256:0"}, "it is not to be read there either", id="unreadable"),
+    ],
+)
+def test_docker_saves_what_no_container_can_read(
+    chain: Chain, tmp_path: Path, before: str, changes: dict[str, Any], why: str
+) -> None:
+    reader = read_by(Store(tmp_path), before, **changes)
+    machines = chain.start("head -c 1024 /dev/zero", ["cat >/dev/null"], **reader)
+    head, _ = [machine.report() for machine in machines]
+    assert (head.from_store, head.read, head.broken) == (False, 1024, "")
+    assert head.unread == f"no container can read docker's folder: {why}"
+
+
+def test_a_container_that_cannot_read_on_cuts_the_stream_off(chain: Chain, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for file in store.root.glob("overlay2/*/diff/etc/file"):
+        file.write_bytes(b"x")
+    machines = chain.start("exit 9", ["cat >/dev/null"], **read_by(store))
+    head, first = [machine.report() for machine in machines]
+    assert head.from_store
+    assert head.broken == (
+        "the container that read docker's folder ended: etc/file is shorter than it was"
+    )
+    assert first.broken.startswith("the machine before ")
+
+
+def test_a_container_that_stands_is_given_up(chain: Chain, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for file in store.root.glob("overlay2/*/diff/etc/file"):
+        file.unlink()
+        os.mkfifo(file)  # Nobody writes to it.
+    machines = chain.start("exit 9", ["cat >/dev/null"], **read_by(store), stall=0.5)
+    head, first = [machine.report() for machine in machines]
+    assert head.from_store
+    assert head.broken.startswith("the container that read docker's folder ")
+    assert first.broken.startswith("the machine before ")
+
+
+def test_a_reader_ends_with_whoever_holds_it(chain: Chain, tmp_path: Path) -> None:
+    """Also while nobody takes what it writes."""
+    store, begun = Store(tmp_path), tmp_path / "begun"
+    loads = [f"head -c 99 >/dev/null; touch {begun}; exec sleep 60"]
+    reader = read_by(store, f"echo $$ >{tmp_path / 'pid'}; trap '' TERM")
+    head, _ = chain.start("exit 9", loads, **reader)
+    wait_until(begun.exists)
+    pid = int((tmp_path / "pid").read_text())
+    head.process.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}/cmdline").exists())
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_docker_saves_what_cannot_be_read(chain: Chain, tmp_path: Path) -> None:
