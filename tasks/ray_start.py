@@ -30,6 +30,8 @@ HEAD_SECONDS = 120.0
 # How long what we just stopped may hold the port.
 PORT_SECONDS = 5.0
 REACH_SECONDS = 5
+REFUSED = "Connection refused"
+REFUSED_SECONDS = 60.0
 REACH = """\
 import socket, sys
 try:
@@ -116,13 +118,22 @@ def check_way(cluster: Cluster, node: Node, name: str) -> None:
     """The worker reaches the head's port; a Ray that does not would try for long."""
     head = f"{cluster.head.fabric_address}:{cluster.ray.port}"
     argv = ("python3", "-IS", "-c", REACH, *head.split(":"), str(REACH_SECONDS))
-    said = connect(cluster, node).run(argv).stdout.strip()
-    if said:
-        raise NotReady(
-            f"{name}: cannot reach the Ray head at {head}: {said}",
-            node=node.name,
-            remedy=f"Is the fabric's link up, and does no firewall on {cluster.head.name} stop it?",
-        )
+
+    def probe() -> Ready | Waiting | Gone:
+        said = connect(cluster, node).run(argv).stdout.strip()
+        if not said:
+            return Ready()
+        why = f"cannot reach the Ray head at {head}: {said}"
+        if REFUSED in said:  # Somebody has restarted its container, say: Ray is not up yet.
+            return Waiting(why)
+        return Gone(why)
+
+    try:
+        wait_until(name, node.name, probe, timeout=REFUSED_SECONDS)
+    except NotReady as error:
+        place = cluster.head.name
+        error.remedy = f"Is the fabric's link up, and does no firewall on {place} stop it?"
+        raise
 
 
 def judge_start(client: Any, name: str) -> Ready | Waiting | Gone:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,3 +111,29 @@ def test_a_start_that_fails(
         ensure_ray(CLUSTER, CLUSTER.head, RUN, want, "Ray head start")
     assert docker.made == made
     assert caught.value.details == logs[made - 1]
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        pytest.param(["[Errno 111] Connection refused", ""], "", id="the head comes up"),
+        pytest.param(["timed out"], "cannot reach the Ray head at .*: timed out", id="firewall"),
+    ],
+)
+def test_the_way_to_a_head(monkeypatch: pytest.MonkeyPatch, answers: list[str], why: str) -> None:
+    """Whoever refuses may listen in a moment; a way that is blocked stays so."""
+    left = iter(answers)
+
+    class Told:
+        def run(self, _argv: tuple[str, ...]) -> SimpleNamespace:
+            return SimpleNamespace(stdout=f"{next(left)}\n")
+
+    monkeypatch.setattr(ray_start, "connect", lambda *_: Told())
+    worker = CLUSTER.workers[0]
+    if not why:
+        ray_start.check_way(CLUSTER, worker, "worker join")
+    else:
+        with pytest.raises(NotReady, match=why) as caught:
+            ray_start.check_way(CLUSTER, worker, "worker join")
+        assert "firewall" in caught.value.remedy
+    assert list(left) == []
