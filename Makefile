@@ -15,11 +15,11 @@ demo-down: venv
 test: setup-test lint
 	$(SUDO) $(PYTHON) -m pytest -m 'not extended and not long and not gpu'
 
-# Longer trials on the lab, on a Prefect server, and in a browser: half an hour on two cores.
+# Longer trials on the lab, on a Prefect server, and in a browser: 40 minutes on two cores.
 test-extended: setup-test
 	$(SUDO) $(PYTHON) -m pytest -m 'extended and not long' $(PYTEST_FLAGS)
 
-# Trials of many minutes each: rollbacks one after the other, faults at the steps of a deploy.
+# Trials of many minutes each: rollbacks one after the other.
 test-long: setup-test
 	$(SUDO) $(PYTHON) -m pytest -m long
 

@@ -115,7 +115,7 @@ FAULTS = {
         breaking("worker1", "fill-disk"), breaking("worker1", "free-disk"), True, True
     ),
 }
-# One of each kind of fault and of place, for `make test`.
+# One of each kind of fault and of place, for `make test-extended`.
 SHORT = (
     ("sshd down", "script relay"),
     ("fabric link down", "weights sync"),

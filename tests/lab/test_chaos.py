@@ -5,7 +5,7 @@ import pytest
 from tests.lab import chaos
 from tests.lab.product import Product
 
-pytestmark = [pytest.mark.lab, pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.extended]
 
 
 def test_faults_are_overcome(stub: Product) -> None:
