@@ -155,6 +155,7 @@ def test_a_retry_costs_the_server_s_start_and_little_more(
     assert again.state == "Changed"
     assert set(again.changed) == {
         "breaker on head",
+        "engine verdict on head",
         "script relay on head",
         "stop on head",
         "vLLM serve on head",
