@@ -144,6 +144,7 @@ def test_a_retry_costs_the_server_s_start_and_little_more(
     stub: Product, prefect: Processes, runs: FlowRuns
 ) -> None:
     """Where a release is to go back to: Ray has gone on running through the rollback."""
+    stub.deploy()
     too_long = stub.but(stub.folder, lambda spec: set_arguments(spec, "--max-model-len=999998"))
     too_long.write()
     run = runs.start(cluster=str(stub.spec))
