@@ -504,6 +504,7 @@ class TestContained:
         assert all(isinstance(end, Cancelled) for end in midway.end().values())
         self.all_is_well(cluster)
 
+    @pytest.mark.extended  # It has failed once of many times, on a machine at its limit.
     def test_a_killed_run(self, cluster: Cluster, midway: Midway) -> None:
         spec = midway.cluster.model_dump_json()
         with subprocess.Popen([sys.executable, "-c", RUN_ALONE, spec]) as run:
