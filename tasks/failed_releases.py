@@ -137,10 +137,11 @@ def note_failure(
         return Outcome(step="breaker", node=node.name, status="planned")
     detail = f"no night tries release {failed.digest} again until it changes, or by --force"
     write_failed(cluster, read_failed(cluster).noted(failed))
-    name = tagged(cluster.image.name)
-    with engine(cluster, node) as client:
-        if good_image and content_of(client, name) != good_image:
-            keep(client, name, failed_images(cluster))
+    if good_image:
+        name = tagged(cluster.image.name)
+        with engine(cluster, node) as client:
+            if content_of(client, name) != good_image:
+                keep(client, name, failed_images(cluster))
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
 
