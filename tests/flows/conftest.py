@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.events.worker import EventsWorker
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -32,6 +33,8 @@ def prefect_server() -> Iterator[None]:
         environment.setenv("DO_NOT_TRACK", "1")
         with prefect_test_harness(server_startup_timeout=120), temporary_settings(QUICK):
             yield
+            # Prefect's worker for events knows its first server alone, and waits for that at exit.
+            EventsWorker.drain_all(timeout=30)
     with warnings.catch_warnings():
         # Prefect leaves sockets of its clients to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
