@@ -7,7 +7,7 @@ long a context, which vLLM finds out only when it starts, too. With STUB_HOLD in
 loads its weights until SIGUSR1; with STUB_TELL it gives its environment away; with STUB_SLOW it
 takes so many seconds for each token. It counts as vLLM does, and counts as busy, or as busy without
 getting on, while /busy or /stuck stands in its container; /dead makes all completions
-fail. It stands in the image as /usr/local/bin/vllm, so it imports nothing of ours.
+fail. /tmp/crash-once makes it end at its start, and is gone then. It stands in the image as /usr/local/bin/vllm, so it imports nothing of ours.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from pathlib import Path
 ANSWER = " of the stub"
 LONGEST = 4096
 SECRET = ("_KEY", "_TOKEN", "_PASSWORD")
+CRASH_ONCE = Path("/tmp/crash-once")
 SLOW = float(os.environ.get("STUB_SLOW", "0"))
 
 
@@ -39,6 +40,9 @@ def main() -> None:
         # Once more on a line that is short enough to be told whole.
         secret = {name: text for name, text in os.environ.items() if name.endswith(SECRET)}
         print(f"INFO of these: {secret}", flush=True)
+    if CRASH_ONCE.exists():
+        CRASH_ONCE.unlink()
+        sys.exit("RuntimeError: CUDA error: an illegal memory access was encountered")
     if options.max_model_len > LONGEST:
         sys.exit(f"ValueError: max_model_len ({options.max_model_len}) is greater than {LONGEST}")
     if os.environ.get("STUB_HOLD"):
