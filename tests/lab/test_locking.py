@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,15 +156,19 @@ def is_free(stub: Product) -> bool:
 
 
 @pytest.mark.usefixtures("server_again")
+@pytest.mark.parametrize("seconds", [0, pytest.param(120, marks=pytest.mark.long)])
 def test_the_server_is_killed_under_a_run_of_the_worker(
-    stub: Product, prefect: Processes, runs: FlowRuns, tmp_path: Path
+    stub: Product, prefect: Processes, runs: FlowRuns, tmp_path: Path, seconds: float
 ) -> None:
-    """Some seconds here; tried by hand with 130 s and more."""
+    """In mid-deploy, for so long and some seconds more."""
     with holds.held_weights(stub) as hold:
         run = runs.start("deploy/nightly", cluster=str(stub.spec))
         hold.wait()
         who = locked_by(stub, str(run))
         prefect.signal("server", signal.SIGKILL)
+        said = laptop(stub, tmp_path).wait()
+        assert (said.code, who in said.error) == (LOCKED, True)
+        threading.Event().wait(seconds)
         said = laptop(stub, tmp_path).wait()
         assert (said.code, who in said.error) == (LOCKED, True)
         hold.let_go()
