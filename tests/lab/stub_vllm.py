@@ -7,7 +7,8 @@ long a context, which vLLM finds out only when it starts, too. With STUB_HOLD in
 loads its weights until SIGUSR1; with STUB_TELL it gives its environment away; with STUB_SLOW it
 takes so many seconds for each token. It counts as vLLM does, and counts as busy, or as busy without
 getting on, while /busy or /stuck stands in its container; /dead makes all completions
-fail. /tmp/crash-once makes it end at its start, and is gone then. It stands in the image as /usr/local/bin/vllm, so it imports nothing of ours.
+fail. /tmp/crash-once makes it end at its start, and is gone then. It stands in the image as
+/usr/local/bin/vllm, so it imports nothing of ours.
 """
 
 import argparse
