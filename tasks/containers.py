@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import docker
-from docker.errors import ImageNotFound, NotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 from docker.types import DeviceRequest
 from pydantic import BaseModel
 
@@ -20,7 +20,10 @@ SHARES_LABEL = "sparkrail.shares"
 BOOT_LABEL = "sparkrail.boot"
 STOP_GRACE = 20
 RAY_GRACE = 1
+REMOVAL_SECONDS = 60
 NEVER: Any = {"Name": "no"}
+# What docker is taking away, or was when its engine ended: it can only be removed (again).
+HALF_REMOVED = ("removing", "dead")
 
 
 class Container(BaseModel, frozen=True):
@@ -137,11 +140,17 @@ def remove(client: docker.DockerClient, container: Container) -> None:
     """Stop with grace, then take it away; that it is gone already is fine."""
     try:
         found = client.containers.get(container.id)
-        # A kill from outside counts as a crash for docker: without this it may come back.
-        found.update(restart_policy=NEVER)
-        # The server may finish what it answers; Ray holds nothing that is worth a wait.
-        found.stop(timeout=STOP_GRACE if container.label(SHARES_LABEL) else RAY_GRACE)
-        found.remove(force=True, v=True)
+        if found.status not in HALF_REMOVED:
+            # A kill from outside counts as a crash for docker: without this it may come back.
+            found.update(restart_policy=NEVER)
+            # The server may finish what it answers; Ray holds nothing that is worth a wait.
+            found.stop(timeout=STOP_GRACE if container.label(SHARES_LABEL) else RAY_GRACE)
+        try:
+            found.remove(force=True, v=True)
+        except APIError as error:
+            if "already in progress" not in str(error):
+                raise
+            found.wait(condition="removed", timeout=REMOVAL_SECONDS)
     except NotFound:
         return
 
@@ -169,7 +178,7 @@ def create(
         raise CommandFailed(f"no image {want.image}", node=node) from error
     try:
         container.start()
-    except docker.errors.APIError:
+    except APIError:
         container.remove(force=True)
         raise
 
@@ -214,4 +223,8 @@ def log_tail(client: docker.DockerClient, name: str, lines: int = 30) -> str:
         raw: bytes = client.api.logs(name, tail=lines)
     except NotFound:
         return ""
+    except APIError as error:
+        if "marked for removal" in str(error):
+            return ""
+        raise
     return raw.decode(errors="replace")

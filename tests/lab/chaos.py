@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab import spec
+from tests.lab import docker_engine, spec
 from tests.lab.layout import Lab, Shape
 from tests.lab.moments import BEFORE_STOP, FROM_STOP_ON, NODES, nothing_is_left, until_begun
 from tests.lab.product import (
@@ -87,16 +87,6 @@ def kill_named(node: str, command: str) -> Callable[[Product, Running | None], o
     return strike
 
 
-RESTART_DOCKERD = """
-pid=$(pgrep -x dockerd)
-mapfile -d '' -t argv < /proc/$pid/cmdline
-kill "$pid"
-while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
-setsid "${argv[@]}" </dev/null >>/var/log/dockerd.log 2>&1 &
-for _ in $(seq 600); do docker version >/dev/null 2>&1 && exit 0; sleep 0.1; done
-exit 1
-"""
-
 FAULTS = {
     "flow killed": Fault(kill_flow, spares_the_old=True),
     "worker rebooted": Fault(reboot("worker1")),
@@ -104,7 +94,7 @@ FAULTS = {
     "Ray head killed": Fault(kill_named("head", "gcs_server")),
     # The fast engine has no rank of its own on the worker; its raylet stands for it.
     "rank killed": Fault(kill_named("worker1", "raylet")),
-    "dockerd restarted": Fault(lambda product, _: product.on("worker1", RESTART_DOCKERD)),
+    "dockerd restarted": Fault(lambda product, _: docker_engine.restart(product, "worker1")),
     "sshd down": Fault(
         breaking("worker1", "stop-sshd"), breaking("worker1", "start-sshd"), True, True
     ),
@@ -199,6 +189,7 @@ def run(product: Product, cells: Iterable[tuple[str, str]], seconds: float) -> l
             for node in NODES:
                 lab_command(product.lab, "break", node, "kill")
                 lab_command(product.lab, "break", node, "boot")
+            product.clear()  # Without sparkrail: what it could not overcome may be there still.
             product.run("destroy")
             product.deploy()
     return found

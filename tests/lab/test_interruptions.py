@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.docker_engine import cut_removal_short
 from tests.lab.holds import held_load
 from tests.lab.moments import (
     BEFORE_STOP,
@@ -69,6 +70,17 @@ def test_killed_from_stop_on(cluster: Product, tmp_path: Path) -> None:
     changed.deploy()
     nothing_is_left(changed)
     assert changed.answer() == " of the stub"
+
+
+@pytest.mark.parametrize("name", ["server", "ray"])
+def test_a_power_cut_in_mid_removal(cluster: Product, name: str) -> None:
+    """docker calls such a container dead; it can neither be updated nor tell its log."""
+    container = getattr(cluster, name)
+    cut_removal_short(cluster, "head", container)
+    assert cluster.on("head", f"docker inspect -f '{{{{.State.Status}}}}' {container}") == "dead"
+    cluster.deploy()
+    nothing_is_left(cluster)
+    assert cluster.answer() == " of the stub"
 
 
 # --- interrupted by Ctrl-C ------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tasks.containers import (
     Remove,
     act,
     create,
+    log_tail,
     observe,
     options,
     parse_container,
@@ -112,6 +113,7 @@ class Listing:
         self.rows = rows
         self.did: list[str] = []
         self.refuses: dict[str, Exception] = {}
+        self.status = "running"
 
     def __call__(self, *, all: bool) -> list[dict[str, Any]]:
         assert all, "stopped containers hold their name too"
@@ -133,6 +135,14 @@ class Listing:
 
     def remove(self, **how: bool) -> None:
         self._do(f"remove {how}")
+
+    def logs(self, name: str, tail: int) -> bytes:
+        self._do(f"logs {name} {tail}")
+        return b""
+
+    def wait(self, *, condition: str, timeout: int) -> None:
+        assert timeout > 0
+        self._do(f"wait {condition}")
 
     def start(self) -> None:
         self._do("start")
@@ -302,6 +312,44 @@ def test_that_it_is_gone_already_is_fine(at: str) -> None:
     docker = client()
     docker.refuses = {at: NotFound("no such container")}
     remove_container(docker, container(RAY))
+
+
+@pytest.mark.parametrize("status", ["dead", "removing"])
+def test_one_whose_removal_was_cut_short_is_removed_again(status: str) -> None:
+    """After a reboot of the node in mid-removal docker calls it dead, and updates it no more."""
+    docker = client()
+    docker.status = status
+    docker.refuses = {"update": APIError("container is marked for removal")}
+    remove_container(docker, container(RAY))
+    assert docker.did == ["get ray-id", "remove {'force': True, 'v': True}"]
+
+
+def test_the_end_of_a_removal_that_is_in_progress_is_awaited() -> None:
+    """As that of a run which was killed just then."""
+    docker = client()
+    docker.refuses = {"remove": APIError("removal of container ray-id is already in progress")}
+    remove_container(docker, container(RAY))
+    assert docker.did[-1] == "wait removed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotFound("no such container"),
+        APIError("can not get logs from container which is dead or marked for removal"),
+    ],
+)
+def test_one_that_has_no_log_any_more_has_said_nothing(error: APIError) -> None:
+    docker = client()
+    docker.refuses = {"logs": error}
+    assert log_tail(docker, "sparkrail-sparks-ray") == ""
+
+
+def test_what_docker_refuses_to_remove_is_told() -> None:
+    docker = client()
+    docker.refuses = {"remove": APIError("device or resource busy")}
+    with pytest.raises(APIError, match="busy"):
+        remove_container(docker, container(RAY))
 
 
 def test_a_new_container_carries_our_labels() -> None:
