@@ -26,6 +26,7 @@ from tests.lab.product import (
     STUB_TAG,
     Product,
     Running,
+    Said,
     lab_command,
     load_stub,
     poll,
@@ -161,10 +162,16 @@ def run_into(product: Product, fault: str, step: str, seconds: float) -> str:
     running = product.start("deploy")
     until_begun(running, product, step, {**BEFORE_STOP, **FROM_STOP_ON}[step])
     strike(FAULTS[fault], product, running, seconds)
-    hit = "killed" if fault == "flow killed" else running.wait(ENDED).outcome
+    hit = "killed" if fault == "flow killed" else how(running.wait(ENDED))
     if step in BEFORE_STOP and FAULTS[fault].spares_the_old:
         assert product.answer() == " of the stub", "the old release no longer answers"
     return hit
+
+
+def how(said: Said) -> str:
+    """The outcome of a deploy, in one word; a failed one that was not rolled back is just that."""
+    failed = said.document["state"] == "failed" and said.outcome not in ("rolled-back", "broken")
+    return "failed" if failed else said.outcome
 
 
 def strike(fault: Fault, product: Product, running: Running | None, seconds: float) -> None:
