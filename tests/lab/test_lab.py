@@ -104,6 +104,9 @@ def ssh(running: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
         """
     )
 
+    # With nohup they would inherit that it is ignored: ssh ends its proxy commands by it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     def run(target: str, command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         argv = ["ssh", "-F", str(config), target, command]
         return subprocess.run(
