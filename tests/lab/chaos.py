@@ -106,13 +106,19 @@ FAULTS = {
         breaking("worker1", "fill-disk"), breaking("worker1", "free-disk"), True, True
     ),
 }
-# One of each kind of fault and of place, for `make test-extended`.
+# For `make test`: before the stop, after it, and while it serves.
 SHORT = (
+    ("worker rebooted", "script relay"),
+    ("Ray head killed", "worker join"),
+    ("dockerd restarted", SERVING),
+)
+# For `make test-extended`: what lasts for a while, or costs a rollback.
+LONGER = (
     ("sshd down", "script relay"),
     ("fabric link down", "weights sync"),
-    ("Ray head killed", "worker join"),
+    ("disk full", "image transfer"),
+    ("head rebooted", "stop"),
     ("worker rebooted", "vLLM serve"),
-    ("dockerd restarted", SERVING),
 )
 
 

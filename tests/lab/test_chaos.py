@@ -1,15 +1,29 @@
-"""The short form of the fault trial: `make chaos` runs every fault at every step."""
+"""Short forms of the fault trial: `make chaos` runs every fault at every step."""
+
+from collections.abc import Iterable
 
 import pytest
 
 from tests.lab import chaos
 from tests.lab.product import Product
 
-pytestmark = [pytest.mark.lab, pytest.mark.extended]
+pytestmark = pytest.mark.lab
 
 
-def test_faults_are_overcome(stub: Product) -> None:
+@pytest.fixture(scope="module")
+def serving(stub: Product) -> Product:
     stub.deploy()
-    cells = chaos.run(stub, chaos.SHORT, seconds=10)
-    print(chaos.matrix(cells))
-    assert [cell.wrong for cell in cells] == [""] * len(chaos.SHORT)
+    return stub
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pytest.param(chaos.SHORT, id="short"),
+        pytest.param(chaos.LONGER, id="longer", marks=pytest.mark.extended),
+    ],
+)
+def test_faults_are_overcome(serving: Product, cells: Iterable[tuple[str, str]]) -> None:
+    found = chaos.run(serving, cells, seconds=10)
+    print(chaos.matrix(found))
+    assert [cell.wrong for cell in found] == [""] * len(found)
