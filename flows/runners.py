@@ -15,12 +15,13 @@ from tenacity import (
     sleep_using_event,
     stop_after_attempt,
     stop_when_event_set,
+    wait_chain,
     wait_fixed,
 )
 
 from tasks import remote
-from tasks.converge import Outcome
-from tasks.errors import NodeUnreachable, SparkrailError
+from tasks.converge import RETRY_DELAYS, Outcome
+from tasks.errors import MAY_PASS, SparkrailError
 
 THREADS = 16
 Result = Outcome | BaseException
@@ -56,17 +57,17 @@ class Runner(Protocol):
 class Threads:
     """Steps as plain calls."""
 
-    def __init__(self, again_after: float) -> None:
-        self._again_after = again_after
+    def __init__(self, pace: float = 1.0) -> None:
+        self._pace = pace
         self._pool = ThreadPoolExecutor(max_workers=THREADS)
 
     def submit(self, each: Call, common: dict[str, Any]) -> Future[Outcome]:
-        # As Prefect does it for a step: only a failed connection, and as often as the step says.
+        # As Prefect does it for a step: what may pass, and as often as the step says.
         attempts = Retrying(
-            retry=retry_if_exception_type(NodeUnreachable),
+            retry=retry_if_exception_type(MAY_PASS),
             stop=stop_after_attempt(1 + (each.task.retries or 0))
             | stop_when_event_set(remote.STOP),
-            wait=wait_fixed(self._again_after),
+            wait=wait_chain(*(wait_fixed(self._pace * delay) for delay in RETRY_DELAYS)),
             sleep=sleep_using_event(remote.STOP),
             reraise=True,
         )

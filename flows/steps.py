@@ -91,7 +91,7 @@ class Steps:
     outage: float | None = None
     chart: str = ""
     tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    again_after: float = 2.0
+    pace: float = 1.0  # Of the pauses before a step is tried again; for tests.
 
     stopped: float | None = None  # When the old server was, by the monotonic clock.
 
@@ -127,7 +127,7 @@ class Steps:
 
     def attempt(self, calls: Sequence[Call]) -> list[Result]:
         """Run steps side by side and wait for every one; failures are results like others."""
-        runner: Runner = TaskRuns() if FlowRunContext.get() else Threads(self.again_after)
+        runner: Runner = TaskRuns() if FlowRunContext.get() else Threads(self.pace)
         started = time.monotonic()
         begun: dict[Any, int] = {}
         ended: dict[int, tuple[Row, Result]] = {}

@@ -17,7 +17,7 @@ from prefect.states import Completed
 from pydantic import BaseModel
 
 from tasks import hidden, remote
-from tasks.errors import Cancelled, NodeUnreachable, NotConverged, NotReady, SparkrailError
+from tasks.errors import MAY_PASS, Cancelled, NotConverged, NotReady, SparkrailError
 
 P = ParamSpec("P")
 Have = TypeVar("Have")
@@ -28,6 +28,7 @@ STATE_NAMES: dict[Status, str] = {
     "changed": "Changed",
     "planned": "Planned",
 }
+RETRY_DELAYS = (2, 5)  # Seconds before a step is tried again.
 log = logging.getLogger("sparkrail")
 log.addFilter(hidden.Filter())
 
@@ -59,7 +60,7 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
     """Make a function that ensures something on `node` into a Prefect task.
 
     Never cached: a node's state is no function of the inputs. Tried again only when the connection
-    failed: a command that failed will fail again, slower.
+    failed, or docker's engine was away: a command that failed will fail again, slower.
     """
 
     def decorate(function: Callable[P, Outcome]) -> Task[P, Outcome]:
@@ -89,9 +90,9 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
             task_run_name=f"{name} on {{node.name}}",
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=2,
-            retry_delay_seconds=[2, 5],
-            retry_condition_fn=_connection_failed,
+            retries=len(RETRY_DELAYS),
+            retry_delay_seconds=list(RETRY_DELAYS),
+            retry_condition_fn=_may_pass,
         )(timed)
         return made  # type: ignore[no-any-return]
 
@@ -113,9 +114,9 @@ def as_state(outcome: Outcome) -> State[Outcome]:
     return Completed(name=STATE_NAMES[outcome.status], message=outcome.detail, data=outcome)
 
 
-def _connection_failed(_task: Any, _run: Any, state: State[Any]) -> bool:
+def _may_pass(_task: Any, _run: Any, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    return isinstance(error, NodeUnreachable) and not remote.STOP.is_set()
+    return isinstance(error, MAY_PASS) and not remote.STOP.is_set()
 
 
 def converge(

@@ -11,13 +11,22 @@ import requests
 import urllib3
 from docker.errors import APIError, DockerException
 from docker.transport.sshconn import RecentlyUsedContainer, SSHHTTPAdapter
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_fixed,
+)
 
 from blocks import Cluster, Node
-from tasks.errors import CommandFailed, NodeUnreachable, SparkrailError
-from tasks.remote import Remote, connect
+from tasks.errors import CommandFailed, EngineSilent, NodeUnreachable, SparkrailError
+from tasks.remote import STOP, Remote, connect
 
 API_TIMEOUT = 60
 DIAL = ("docker", "system", "dial-stdio")
+RESTART_SECONDS = 60.0
 WATCH = 10.0  # So long the engine may take before we ask whether its node is still there.
 _clients: dict[int, tuple[Remote, docker.DockerClient]] = {}
 _lock = threading.Lock()
@@ -104,9 +113,25 @@ def engine(cluster: Cluster, node: Node) -> Iterator[docker.DockerClient]:
         raise NodeUnreachable("connection lost", node=node.name) from error
 
 
-def no_engine(node: Node, said: str) -> CommandFailed:
+def await_engine(cluster: Cluster, node: Node, patience: float = RESTART_SECONDS) -> None:
+    """Return once docker answers on the node: a restart of it takes some seconds."""
+
+    def ping() -> None:
+        with engine(cluster, node) as client:
+            client.ping()
+
+    Retrying(
+        retry=retry_if_exception_type(EngineSilent),
+        stop=stop_after_delay(patience) | stop_when_event_set(STOP),
+        wait=wait_fixed(1),
+        sleep=sleep_using_event(STOP),
+        reraise=True,
+    )(ping)
+
+
+def no_engine(node: Node, said: str) -> EngineSilent:
     """The error for a node whose docker does not answer."""
-    return CommandFailed(
+    return EngineSilent(
         "the docker engine does not answer",
         node=node.name,
         details=said,

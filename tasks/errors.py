@@ -4,10 +4,11 @@ SparkrailError             brief, details, remedy
 ├── InvalidSpec            before any connection; all problems at once
 ├── PreflightFailed        all nodes, all problems, before anything is touched
 ├── Locked                 another run works on this cluster
-├── NodeUnreachable        the only one that is tried again: connecting, or the transport was lost
+├── NodeUnreachable        connecting, or the transport was lost; the step is tried again
 ├── HostKeyRefused         unknown or changed host key
 ├── LoginRefused           the node does not accept our user or key
 ├── CommandFailed          a command on a node exited with a code that is no answer
+│   └── EngineSilent       docker's engine does not answer; the step is tried again
 ├── CommandTimedOut        a command on a node passed its deadline; its process group was ended
 ├── Cancelled              the run was cancelled; the remote process group was ended
 ├── FailedBefore           the same release failed before, and nobody wants it tried again
@@ -78,6 +79,10 @@ class CommandFailed(SparkrailError):
     """A command on a node failed."""
 
 
+class EngineSilent(CommandFailed):
+    """The docker engine of the node does not answer; it may be restarting."""
+
+
 class CommandTimedOut(SparkrailError):
     """A command on a node took longer than it may."""
 
@@ -104,3 +109,7 @@ class NotReady(SparkrailError):
     """What we waited for did not come."""
 
     retryable: bool = False  # Whether the same again may go better.
+
+
+# What the same step may overcome some seconds later.
+MAY_PASS = (NodeUnreachable, EngineSilent)

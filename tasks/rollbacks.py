@@ -9,7 +9,7 @@ from blocks import Cluster, Node
 from tasks import containers, held_images, scripts
 from tasks.containers import CLUSTER_LABEL, DIGEST_LABEL, Container, Remove, parse_container
 from tasks.converge import Outcome, Run, converge, step
-from tasks.engines import engine
+from tasks.engines import await_engine, engine
 from tasks.errors import CommandFailed, NotReady
 from tasks.records import Release, read_releases
 from tasks.remote import connect
@@ -91,6 +91,7 @@ def refuse_gone(release: Release, held: Sequence[Outcome]) -> None:
 @step("clear")
 def clear(cluster: Cluster, node: Node, run: Run, files: bool = False, keep: str = "") -> Outcome:
     """No container of this cluster runs on the node but `keep`; what they said last is kept."""
+    await_engine(cluster, node)  # Its restart may be why we are here.
     with engine(cluster, node) as client:
 
         def observe() -> dict[str, Container]:

@@ -128,13 +128,15 @@ class Cell:
 
     fault: str
     step: str
-    hit: str  # How the deploy that was hit ended.
+    hit: str  # How the deploy that was hit ended,
+    why: str  # and its error.
     seconds: float  # Of the plain deploy after it.
     wrong: str
 
     def __str__(self) -> str:
         told = self.wrong or f"then {self.seconds:.0f} s"
-        return f"{self.fault:<18} {self.step:<21} {self.hit:<12} {told}"
+        line = f"{self.fault:<18} {self.step:<21} {self.hit:<12} {told}"
+        return "\n    ".join([line, *self.why.splitlines()])
 
 
 def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
@@ -145,9 +147,9 @@ def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
     if step == SERVING:
         changed = product
         strike(FAULTS[fault], product, None, seconds)
-        hit = "-"
+        hit, why = "-", ""
     else:
-        hit = run_into(changed, fault, step, seconds)
+        hit, why = run_into(changed, fault, step, seconds)
     said = changed.run("deploy")
     wrong = "" if said.code == DONE else f"deploy: {said.error}"
     if not wrong:
@@ -156,11 +158,11 @@ def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
             nothing_is_left(changed)
         except AssertionError as error:
             wrong = f"afterwards: {error}"
-    return Cell(fault, step, hit, said.seconds, wrong)
+    return Cell(fault, step, hit, why, said.seconds, wrong)
 
 
-def run_into(product: Product, fault: str, step: str, seconds: float) -> str:
-    """A deploy that has something to do in every step, hit in this one; how it ended."""
+def run_into(product: Product, fault: str, step: str, seconds: float) -> tuple[str, str]:
+    """A deploy that has something to do in every step, hit in this one; how it ended, and why."""
     product.on("worker1", f"docker tag sparkrail/engine:lab {STUB_TAG}")
     product.on("worker1", "for file in /models/tiny/*.safetensors; do echo >> $file; done")
     for name in NODES:
@@ -168,16 +170,18 @@ def run_into(product: Product, fault: str, step: str, seconds: float) -> str:
     running = product.start("deploy")
     until_begun(running, product, step, {**BEFORE_STOP, **FROM_STOP_ON}[step])
     strike(FAULTS[fault], product, running, seconds)
-    hit = "killed" if fault == "flow killed" else how(running.wait(ENDED))
+    hit = ("killed", "") if fault == "flow killed" else how(running.wait(ENDED))
     if step in BEFORE_STOP and FAULTS[fault].spares_the_old:
         assert product.answer() == " of the stub", "the old release no longer answers"
     return hit
 
 
-def how(said: Said) -> str:
-    """The outcome of a deploy, in one word; a failed one that was not rolled back is just that."""
-    failed = said.document["state"] == "failed" and said.outcome not in ("rolled-back", "broken")
-    return "failed" if failed else said.outcome
+def how(said: Said) -> tuple[str, str]:
+    """The outcome of a deploy, where a failed one that was not rolled back is just that."""
+    if said.document["state"] == "completed":
+        return said.outcome, ""
+    ended = said.outcome if said.outcome in ("rolled-back", "broken") else "failed"
+    return ended, said.error
 
 
 def strike(fault: Fault, product: Product, running: Running | None, seconds: float) -> None:
@@ -195,7 +199,7 @@ def run(product: Product, cells: Iterable[tuple[str, str]], seconds: float) -> l
         try:
             cell = trial(product, fault, step, seconds)
         except Exception as error:
-            cell = Cell(fault, step, "?", 0, f"{type(error).__name__}: {error}")
+            cell = Cell(fault, step, "?", "", 0, f"{type(error).__name__}: {error}")
         print(cell, flush=True)
         found.append(cell)
         if cell.wrong:

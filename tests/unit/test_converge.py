@@ -19,7 +19,14 @@ from tasks.converge import (
     step,
     wait_until,
 )
-from tasks.errors import Cancelled, CommandFailed, NodeUnreachable, NotConverged, NotReady
+from tasks.errors import (
+    Cancelled,
+    CommandFailed,
+    EngineSilent,
+    NodeUnreachable,
+    NotConverged,
+    NotReady,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -239,12 +246,13 @@ def test_prefect_shows_the_outcome_as_a_completed_state(status: Any, name: str) 
     ("error", "again"),
     [
         pytest.param(NodeUnreachable("gone", node="head"), True, id="node unreachable"),
+        pytest.param(EngineSilent("no docker", node="head"), True, id="docker restarts"),
         pytest.param(CommandFailed("exit code 1", node="head"), False, id="command failed"),
         pytest.param(Cancelled("cancelled", node="head"), False, id="cancelled"),
         pytest.param(ValueError("our own mistake"), False, id="our mistake"),
     ],
 )
-def test_only_a_lost_connection_is_tried_again(error: Exception, again: bool) -> None:
+def test_only_what_may_pass_is_tried_again(error: Exception, again: bool) -> None:
     condition: Any = ensure_weights.retry_condition_fn
     assert condition(ensure_weights, None, Failed(data=error)) is again
     assert ensure_weights.retries == 2

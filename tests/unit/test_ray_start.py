@@ -36,6 +36,8 @@ class Docker:
         return self._Containers(self)
 
     class _Containers:
+        status = "exited"
+
         def __init__(self, docker: "Docker") -> None:
             self._docker = docker
 

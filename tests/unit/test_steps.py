@@ -17,6 +17,7 @@ from flows.runners import THREADS, Threads, call
 from flows.steps import UNATTENDED, Steps, StepsFailed, conduct, is_attended
 from tasks import locks, remote
 from tasks.converge import Status
+from tasks.engines import no_engine
 from tasks.errors import (
     Cancelled,
     CommandFailed,
@@ -54,7 +55,7 @@ class Watcher:
 
 
 def steps(watcher: Watcher | None = None) -> Steps:
-    return Steps(CLUSTER, RUN, watcher or Watcher(), again_after=0)
+    return Steps(CLUSTER, RUN, watcher or Watcher(), pace=0)
 
 
 @pytest.fixture(autouse=True)
@@ -167,11 +168,12 @@ LOST = NodeUnreachable("connection lost", node="head")
         pytest.param(LOST, 1, 2, True, id="unreachable once"),
         pytest.param(LOST, 2, 3, True, id="unreachable twice"),
         pytest.param(LOST, 3, 3, False, id="unreachable for good"),
+        pytest.param(no_engine(HEAD, "reset"), 1, 2, True, id="docker restarts"),
         pytest.param(CommandFailed("exit code 1", node="head"), 1, 1, False, id="failed"),
         pytest.param(ValueError("a mistake of ours"), 1, 1, False, id="broken"),
     ],
 )
-def test_only_a_failed_connection_is_tried_again(
+def test_only_what_may_pass_is_tried_again(
     error: Exception, times: int, tried: int, done: bool
 ) -> None:
     flaky = Flaky(error, times)
@@ -228,7 +230,7 @@ def test_ctrl_c_does_not_wait_for_steps_that_never_began() -> None:
         assert remote.STOP.wait(10)
         return "unchanged"
 
-    runner = Threads(again_after=0)
+    runner = Threads(pace=0)
     calls = [call(lift, node=HEAD, do=until_cancelled) for _ in range(THREADS + 3)]
     futures = [runner.submit(each, {"cluster": CLUSTER, "run": RUN}) for each in calls]
     assert began.wait(10)
