@@ -119,6 +119,7 @@ LONGER = (
     ("disk full", "image transfer"),
     ("head rebooted", "stop"),
     ("worker rebooted", "vLLM serve"),
+    ("dockerd restarted", "worker join"),
 )
 
 
