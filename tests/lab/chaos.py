@@ -20,7 +20,14 @@ from pathlib import Path
 
 from tests.lab import docker_engine, spec
 from tests.lab.layout import Lab, Shape
-from tests.lab.moments import BEFORE_STOP, FROM_STOP_ON, NODES, nothing_is_left, until_begun
+from tests.lab.moments import (
+    AFTER_AN_OUTAGE,
+    BEFORE_STOP,
+    FROM_STOP_ON,
+    NODES,
+    nothing_is_left,
+    until_begun,
+)
 from tests.lab.product import (
     DONE,
     STUB_TAG,
@@ -156,7 +163,7 @@ def trial(product: Product, fault: str, step: str, seconds: float) -> Cell:
     if not wrong:
         try:
             poll(lambda: changed.answer() == " of the stub", 30)
-            nothing_is_left(changed)
+            nothing_is_left(changed, AFTER_AN_OUTAGE)
         except AssertionError as error:
             wrong = f"afterwards: {error}"
     return Cell(fault, step, hit, why, said.seconds, wrong)

@@ -8,15 +8,20 @@ from tests.lab.product import STUB_TAG, Product, Running, poll
 NODES = ("head", "worker1")
 
 
-def no_run_is_left(cluster: Product) -> None:
+# After a link was down for a minute, TCP may wait for most of another until it tells the node's
+# sshd that a connection has ended; what ran by that connection ends then.
+AFTER_AN_OUTAGE = 120.0
+
+
+def no_run_is_left(cluster: Product, timeout: float = 20) -> None:
     """No process of any run, and nobody in the lock."""
-    poll(lambda: not cluster.of_runs(), what=cluster.of_runs)
+    poll(lambda: not cluster.of_runs(), timeout, what=cluster.of_runs)
     assert cluster.lock_owner() is None
 
 
-def nothing_is_left(cluster: Product) -> None:
+def nothing_is_left(cluster: Product, timeout: float = 20) -> None:
     """One Ray and one server run, and nothing else of any run."""
-    no_run_is_left(cluster)
+    no_run_is_left(cluster, timeout)
     for name in NODES:
         wanted = {cluster.ray, cluster.server} if name == "head" else {cluster.ray}
         assert set(cluster.containers(name, "--all")) == wanted
