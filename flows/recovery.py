@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from blocks import Cluster
-from flows.failed_runs import Ending, Recovered, StepsFailed
+from flows.failed_runs import Ending, Failure, Recovered, StepsFailed
 from flows.steps import Steps, call
 from tasks import remote
 from tasks.canary import watch_canary
@@ -17,7 +17,15 @@ from tasks.ray_start import join_worker, start_head
 from tasks.records import Release
 from tasks.releases import Decision, Wanted, decide, observe_containers
 from tasks.residue import clean_residue, start_again
-from tasks.rollbacks import clear, found, has_ray_of, hold_release, recorded, restore_files
+from tasks.rollbacks import (
+    cannot_hold,
+    clear,
+    found,
+    has_ray_of,
+    hold_release,
+    recorded,
+    restore_files,
+)
 from tasks.serving import serve, stop_old
 from tasks.topology import ContainerSpec, endpoint_of, ray_container
 
@@ -52,9 +60,20 @@ def hold(steps: Steps, release: Release) -> tuple[Good | None, list[Outcome]]:
     if not release.restorable:
         return None, []
     cluster = release.cluster(steps.cluster)
-    held = steps.on(cluster).all(
-        [call(hold_release, node=node, release=release) for node in cluster.nodes]
-    )
+    calls = [call(hold_release, node=node, release=release) for node in cluster.nodes]
+    here = {node.name for node in steps.cluster.nodes}
+    held: list[Outcome] = []
+    failures: list[Failure] = []
+    for each, result in zip(calls, steps.on(cluster).attempt(calls), strict=True):
+        if isinstance(result, Outcome):
+            held.append(result)
+        elif isinstance(result, SparkrailError) and each.node not in here:
+            # It has left the spec, maybe because it is dead: that must not stop a new release.
+            held.append(cannot_hold(release, each.node, result.brief))
+        else:
+            failures.append((hold_release.name, each.node, result))
+    if failures:
+        raise StepsFailed(failures)
     return Good(release, cluster, found(release, held)), held
 
 

@@ -77,6 +77,13 @@ def hold_release(cluster: Cluster, node: Node, run: Run, release: Release) -> Ou
     return Outcome(step="hold", node=node.name, status="unchanged", detail=told, data=data)
 
 
+def cannot_hold(release: Release, node: str, why: str) -> Outcome:
+    """For a node of the release that is no node of the cluster any more and tells nothing."""
+    data = {"found_as": "", "boot": "", "why": why}
+    told = f"{release.digest} cannot be started again: {node}: {why}"
+    return Outcome(step="hold", node=node, status="unchanged", detail=told, data=data)
+
+
 def refuse_gone(release: Release, held: Sequence[Outcome]) -> None:
     """An error that names the nodes where the release is not whole any more."""
     lost = [f"{each.node}: {each.data['why']}" for each in held if each.data["why"]]

@@ -19,14 +19,15 @@ from flows.recovery import (
     rolled_back_on_failure,
     start_all,
 )
-from flows.steps import Steps, conduct
+from flows.steps import Silent, Steps, StepsFailed, conduct
 from tasks import remote
 from tasks.converge import Outcome, Run, Status, step
-from tasks.errors import FailedBefore, NotReady
+from tasks.errors import FailedBefore, NodeUnreachable, NotReady
+from tasks.records import Release
 from tasks.releases import Decision
 from tasks.report import Report
 from tests.unit.releases import release, wanted
-from tests.unit.specs import DOCUMENT, merged, spec
+from tests.unit.specs import DOCUMENT, RUN, merged, spec
 
 OLD = release(spec(serve={"port": 8001}))
 NEW = wanted(spec())
@@ -305,6 +306,46 @@ def test_a_mistake_of_ours_is_rolled_back_too(
     assert (report.outcome, len(stage.noted)) == ("rolled-back", 1)
     assert report.error
     assert report.error.startswith("deploy on head: KeyError: 'a mistake'")
+
+
+# --- whether there is a release to go back to -----------------------------------------------------
+
+
+def last(monkeypatch: pytest.MonkeyPatch, now: Cluster, dead: str) -> Good | None:
+    """What `last_good` says where one node of the recorded release cannot be reached."""
+
+    @step("releases")
+    def recorded(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: ARG001
+        return Outcome(step="releases", node=node.name, status="unchanged", data=[release()])
+
+    @step("hold")
+    def hold(cluster: Cluster, node: Node, run: Run, release: Release) -> Outcome:  # noqa: ARG001
+        if node.name == dead:
+            raise NodeUnreachable("no route to host", node=node.name)
+        data = {"found_as": "engine:1", "boot": "b", "why": ""}
+        return Outcome(step="hold", node=node.name, status="unchanged", data=data)
+
+    monkeypatch.setattr(recovery, "recorded", recorded)
+    monkeypatch.setattr(recovery, "hold_release", hold)
+    remote.STOP.clear()
+    return recovery.last_good(Steps(now, RUN, Silent(), pace=0.0))
+
+
+def test_a_dead_node_that_has_left_the_spec_keeps_no_release_from_being_deployed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = spec(workers=[], serve={"tensor_parallel": 1})
+    assert last(monkeypatch, alone, dead="worker1") is None
+    found = last(monkeypatch, alone, dead="")
+    assert found
+    assert found.release == release()
+
+
+def test_a_node_of_the_spec_that_is_away_ends_the_run_before_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(StepsFailed, match="hold on worker1: no route to host"):
+        last(monkeypatch, spec(), dead="worker1")
 
 
 # --- a release that is not tried again ------------------------------------------------------------
