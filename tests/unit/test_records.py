@@ -52,6 +52,15 @@ def test_a_row_of_an_older_sparkrail_is_listed_but_not_restorable() -> None:
     assert NEW.restorable
 
 
+def test_a_row_whose_spec_is_none_any_more_is_as_one_of_an_older_sparkrail() -> None:
+    """Else no deploy could begin, and none could put another row on top."""
+    gone = release(spec={**NEW.spec, "option_of_then": 1})
+    [found] = parse_releases(as_text([gone]).decode())
+    assert (found.digest, found.restorable) == (NEW.digest, False)
+    [renewed_row] = renewed([found], NEW.model_copy(update={"started": ""}))
+    assert renewed_row.restorable
+
+
 def test_a_release_survives_the_record() -> None:
     assert parse_releases(as_text([NEW]).decode()) == [NEW]
 
