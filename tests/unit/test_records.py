@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks import hidden, records
-from tasks.record_keeping import DROP, KEEP, LOOK, Have, plan
+from tasks.record_keeping import DROP, KEEP, LOOK, Have, Write, plan
 from tasks.records import READ, Release, as_text, parse_releases, renewed
 from tests.unit.releases import release
 from tests.unit.specs import spec
@@ -70,6 +70,17 @@ def test_no_secret_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     text = as_text([release(arguments=("serve", "--api=s3cr3t-value"))]).decode()
     assert "s3cr3t" not in text
     assert "--api=***" in text
+
+
+def test_a_release_that_names_a_secret_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "_values", {"s3cr3t-value"})
+    new = release(arguments=("serve", "--api=s3cr3t-value"))
+    both = {"head": True, "worker1": True}
+    have = Have((OLD,), both, {"head": (), "worker1": ()})
+    [write] = plan(spec(), new, have)
+    assert isinstance(write, Write)
+    read = tuple(parse_releases(as_text(write.rows).decode()))
+    assert plan(spec(), new, Have(read, both, have.others)) == []
 
 
 @pytest.mark.parametrize(
