@@ -18,6 +18,7 @@ from tasks.records import Release
 from tasks.releases import Decision, Wanted, decide, observe_containers
 from tasks.residue import clean_residue, start_again
 from tasks.rollbacks import (
+    ask_as,
     cannot_hold,
     clear,
     found,
@@ -121,6 +122,7 @@ def heal(steps: Steps, refused: StepsFailed) -> None:
     good = last_good(steps)
     if good is None:
         return
+    ask_as(good.cluster, good.release)
     wanted = Wanted(nodes=good.containers)
     decision: Decision = steps.on(good.cluster).one(decide, wanted=wanted).data
     if decision.nothing_to_do:

@@ -46,6 +46,7 @@ class Stage:
         self.done: list[str] = []
         self.asked: dict[str, int] = {}
         self.noted: list[Any] = []
+        self.asked_as: list[str] = []  # With the key of which releases.
         self.decision = Decision()
         self.ray_is_right = False
         self.ran_before = False  # Ray, when it was to be started.
@@ -93,6 +94,9 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Failing], Stag
         for attribute, name in STEPS.items():
             monkeypatch.setattr(recovery, attribute, stage.stand_in(name))
         monkeypatch.setattr(recovery, "ON_RAY", ("serve",))
+        monkeypatch.setattr(
+            recovery, "ask_as", lambda _, release: stage.asked_as.append(release.digest)
+        )
         monkeypatch.setattr(recovery, "observe_containers", lambda _: {})
         monkeypatch.setattr(recovery, "has_ray_of", lambda *_: stage.ray_is_right)
         return stage
@@ -398,6 +402,7 @@ def test_the_last_good_release_is_healed_meanwhile(
     assert report.error.startswith("breaker on head: release new is not tried again")
     assert told in report.error
     assert [each for each in stage.done if each.startswith("clear")] == cleared
+    assert stage.asked_as == [OLD.digest]
 
 
 def test_what_was_broken_stays_stopped(
