@@ -119,6 +119,8 @@ def kept_alive_when_refused(steps: Steps) -> Iterator[None]:
 
 def heal(steps: Steps, refused: StepsFailed) -> None:
     """Start the last good release again where it has stopped; the run fails all the same."""
+    # A restart that was asked for is one of the release that is refused.
+    steps.run = steps.run.model_copy(update={"restart": "if-changed"})
     good = last_good(steps)
     if good is None:
         return

@@ -46,6 +46,7 @@ class Stage:
         self.done: list[str] = []
         self.asked: dict[str, int] = {}
         self.noted: list[Any] = []
+        self.restarts: dict[str, str] = {}  # What each step was told of restarts, at last.
         self.asked_as: list[str] = []  # With the key of which releases.
         self.decision = Decision()
         self.ray_is_right = False
@@ -54,7 +55,8 @@ class Stage:
 
     def stand_in(self, name: str) -> Any:
         @step(name)
-        def made(cluster: Cluster, node: Node, run: Run, **more: Any) -> Outcome:  # noqa: ARG001
+        def made(cluster: Cluster, node: Node, run: Run, **more: Any) -> Outcome:
+            self.restarts[name] = run.restart
             self.asked[name] = self.asked.get(name, 0) + (node.name == "head")
             told = f"{name} of all but {more['keep']}" if more.get("keep") else name
             self.done.append(f"{told} on {node.name}:{cluster.serve.port}")
@@ -366,7 +368,7 @@ def refused(path: str, error: FailedBefore, monkeypatch: pytest.MonkeyPatch) -> 
         with kept_alive_when_refused(steps):
             steps.one(refuse)
 
-    return conduct(path, body)
+    return conduct(path, body, restart="always")
 
 
 @pytest.mark.parametrize(
@@ -403,6 +405,7 @@ def test_the_last_good_release_is_healed_meanwhile(
     assert told in report.error
     assert [each for each in stage.done if each.startswith("clear")] == cleared
     assert stage.asked_as == [OLD.digest]
+    assert stage.restarts["decide"] == "if-changed"
 
 
 def test_what_was_broken_stays_stopped(
