@@ -141,6 +141,8 @@ def note_failure(
         name = tagged(cluster.image.name)
         with engine(cluster, node) as client:
             if content_of(client, name) != good_image:
+                # Of those that failed before it nobody needs any: they are not tried again.
+                remove_unused(client, failed_images(cluster))
                 keep(client, name, failed_images(cluster))
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
