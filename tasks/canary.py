@@ -19,13 +19,16 @@ from tasks.topology import ContainerSpec
 
 NAME = "canary"
 LOOKS_MORE = 2  # A machine that did something else at the time gets another chance.
+SLOWEST = 1.0  # Seconds for each token of the longer completion; a slower server hangs.
 NOTICED = 0.2  # Seconds: what is slower by less than this is noise, whatever its percentage.
 
 
 def measure(ask: Ask, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> Figures:
     """A short completion and a longer one."""
     short = endpoint.complete(ask, cluster.model.name, clock=clock)
-    long = endpoint.complete(ask, cluster.model.name, tokens=cluster.canary.tokens, clock=clock)
+    tokens = cluster.canary.tokens
+    patience = max(60.0, SLOWEST * tokens)
+    long = endpoint.complete(ask, cluster.model.name, tokens=tokens, timeout=patience, clock=clock)
     for answer in (short, long):
         if not answer.tokens:
             raise NotReady(f"{NAME}: a completion came back without tokens")

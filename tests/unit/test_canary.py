@@ -74,6 +74,19 @@ def test_a_short_completion_and_one_of_as_many_tokens_as_the_spec_says() -> None
     ]
 
 
+def test_a_longer_completion_has_longer() -> None:
+    """A server of 20 tokens/s needs 205 s for these."""
+    timeouts: list[float] = []
+
+    def ask(_method: str, _path: str, body: Any, timeout: float) -> tuple[int, bytes]:
+        timeouts.append(timeout)
+        said = {"choices": [{"text": " x"}], "usage": {"completion_tokens": body["max_tokens"]}}
+        return 200, json.dumps(said).encode()
+
+    measure(ask, spec(canary={"tokens": 4096}))
+    assert timeouts == [60, 4096]
+
+
 def test_an_answer_without_tokens_is_none() -> None:
     with pytest.raises(NotReady, match="without tokens"):
         measure(answering(iter([4, 0]), []), spec())
