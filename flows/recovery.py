@@ -136,10 +136,12 @@ def heal(steps: Steps, refused: StepsFailed) -> None:
             clear_all(steps, good, ray_stays=ray_stays)
             bring_back(steps, good)
         except Exception as error:  # As in `rolled_back_on_failure`.
-            if may_act(steps):
-                clear_all(steps, good)
             told = f"Release {good.release.title} had stopped, and could not be started again."
             second = as_steps_failed(steps, error)
+            if not may_act(steps):
+                raise Recovered(refused, told, None, second) from error
+            clear_all(steps, good)
+            note(steps, good, good.release.digest, "broken", second)
             raise Recovered(refused, told, "broken", second) from error
         told = f"Release {good.release.title} had stopped, and was started again."
         raise Recovered(refused, told, "rolled-back", None)

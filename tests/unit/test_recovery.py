@@ -405,6 +405,10 @@ def test_the_last_good_release_is_healed_meanwhile(
     assert told in report.error
     assert [each for each in stage.done if each.startswith("clear")] == cleared
     assert stage.asked_as == [OLD.digest]
+    # One that could not be healed is not tried each night and by the watch for ever.
+    assert [(each.digest, each.ending) for each in stage.noted] == [
+        (OLD.digest, "broken") for _ in failing
+    ]
     assert stage.restarts["decide"] == "if-changed"
 
 
