@@ -99,7 +99,7 @@ def tell(steps: Steps, look: Look, after: Watched, *, gave_up: bool) -> None:
     )
     cause = StepsFailed([("watch", steps.cluster.head.name, error)])
     if gave_up:
-        told = "The model does not answer, and nothing is tried any more."
+        told = "Nothing is tried any more until it is well again."
         raise Recovered(cause, told, "broken", None)
     raise cause
 
