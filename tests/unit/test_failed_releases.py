@@ -75,6 +75,20 @@ def test_a_failure_survives_its_file() -> None:
     assert parse_failed(noted.model_dump_json(indent=2)) == noted
 
 
+def test_a_release_that_a_person_went_back_to_counts_as_failed_no_more() -> None:
+    """Else each night would end with: it was rolled back by hand; and that is what runs."""
+    worse = BOTH.releases[1]
+    assert BOTH.rolled_back_to("bad").releases == (worse,)
+    other = BOTH.rolled_back_to("good")
+    assert [(each.digest, each.ending) for each in other.releases] == [
+        ("bad", "by-hand"),
+        ("worse", "by-hand"),
+    ]
+    back_and_forth = Failed(releases=(worse,)).rolled_back_to("worse")
+    assert back_and_forth == Failed()
+    assert Failed().rolled_back_to("bad") == Failed()
+
+
 def test_only_the_last_rollback_tells_whether_something_runs() -> None:
     assert BOTH.is_broken
     assert not Failed(releases=BOTH.releases[::-1]).is_broken
