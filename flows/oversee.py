@@ -14,8 +14,8 @@ from tasks.converge import Outcome, log
 from tasks.errors import NotReady, SparkrailError
 from tasks.failed_releases import read_failed
 from tasks.records import Release
-from tasks.rollbacks import recorded
-from tasks.secret_values import load_secrets
+from tasks.rollbacks import ask_as, recorded
+from tasks.secret_values import forget_keys, load_secrets
 from tasks.topology import endpoint_of
 from tasks.watching import (
     Look,
@@ -56,6 +56,7 @@ def oversee(steps: Steps) -> None:
         )
     # What runs is the recorded release, whatever the spec says meanwhile.
     now = steps.on(rows[0].cluster(cluster))
+    ask_as(now.cluster, rows[0])
     before, look = look_around(now, rows[0])
     after, action = judge(before, look, cluster.watch.failures)
     if after != before:
@@ -98,7 +99,7 @@ def tell(steps: Steps, look: Look, after: Watched, *, gave_up: bool) -> None:
     )
     cause = StepsFailed([("watch", steps.cluster.head.name, error)])
     if gave_up:
-        told = "The model does not answer, and nothing is tried any more."
+        told = "Nothing is tried any more until it is well again."
         raise Recovered(cause, told, "broken", None)
     raise cause
 
@@ -108,6 +109,7 @@ def restart(steps: Steps) -> None:
     deployment = _on_demand(steps.cluster.name)
     if deployment is None:
         steps.run = steps.run.model_copy(update={"attended": False})
+        forget_keys()  # It deploys what the spec says, with the key that the block holds.
         bring_up(steps)
         return
     with get_client(sync_client=True) as client:

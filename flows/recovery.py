@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from blocks import Cluster
-from flows.failed_runs import Ending, Recovered, StepsFailed
+from flows.failed_runs import Ending, Failure, Recovered, StepsFailed
 from flows.steps import Steps, call
 from tasks import remote
 from tasks.canary import watch_canary
@@ -17,7 +17,16 @@ from tasks.ray_start import join_worker, start_head
 from tasks.records import Release
 from tasks.releases import Decision, Wanted, decide, observe_containers
 from tasks.residue import clean_residue, start_again
-from tasks.rollbacks import clear, found, has_ray_of, hold_release, recorded, restore_files
+from tasks.rollbacks import (
+    ask_as,
+    cannot_hold,
+    clear,
+    found,
+    has_ray_of,
+    hold_release,
+    recorded,
+    restore_files,
+)
 from tasks.serving import serve, stop_old
 from tasks.topology import ContainerSpec, endpoint_of, ray_container
 
@@ -52,9 +61,20 @@ def hold(steps: Steps, release: Release) -> tuple[Good | None, list[Outcome]]:
     if not release.restorable:
         return None, []
     cluster = release.cluster(steps.cluster)
-    held = steps.on(cluster).all(
-        [call(hold_release, node=node, release=release) for node in cluster.nodes]
-    )
+    calls = [call(hold_release, node=node, release=release) for node in cluster.nodes]
+    here = {node.name for node in steps.cluster.nodes}
+    held: list[Outcome] = []
+    failures: list[Failure] = []
+    for each, result in zip(calls, steps.on(cluster).attempt(calls), strict=True):
+        if isinstance(result, Outcome):
+            held.append(result)
+        elif isinstance(result, SparkrailError) and each.node not in here:
+            # It has left the spec, maybe because it is dead: that must not stop a new release.
+            held.append(cannot_hold(release, each.node, result.brief))
+        else:
+            failures.append((hold_release.name, each.node, result))
+    if failures:
+        raise StepsFailed(failures)
     return Good(release, cluster, found(release, held)), held
 
 
@@ -99,9 +119,12 @@ def kept_alive_when_refused(steps: Steps) -> Iterator[None]:
 
 def heal(steps: Steps, refused: StepsFailed) -> None:
     """Start the last good release again where it has stopped; the run fails all the same."""
+    # A restart that was asked for is one of the release that is refused.
+    steps.run = steps.run.model_copy(update={"restart": "if-changed"})
     good = last_good(steps)
     if good is None:
         return
+    ask_as(good.cluster, good.release)
     wanted = Wanted(nodes=good.containers)
     decision: Decision = steps.on(good.cluster).one(decide, wanted=wanted).data
     if decision.nothing_to_do:
@@ -113,10 +136,12 @@ def heal(steps: Steps, refused: StepsFailed) -> None:
             clear_all(steps, good, ray_stays=ray_stays)
             bring_back(steps, good)
         except Exception as error:  # As in `rolled_back_on_failure`.
-            if may_act(steps):
-                clear_all(steps, good)
             told = f"Release {good.release.title} had stopped, and could not be started again."
             second = as_steps_failed(steps, error)
+            if not may_act(steps):
+                raise Recovered(refused, told, None, second) from error
+            clear_all(steps, good)
+            note(steps, good, good.release.digest, "broken", second)
             raise Recovered(refused, told, "broken", second) from error
         told = f"Release {good.release.title} had stopped, and was started again."
         raise Recovered(refused, told, "rolled-back", None)

@@ -69,11 +69,10 @@ def go_back(steps: Steps, wanted: str) -> None:
     steps.endpoint = endpoint_of(good.cluster)
     if not steps.run.dry_run:
         start(steps, good, before, nodes_now(good.release, facts))
+    steps.one(note_rolled_back, digest=release.digest)
     if rows[0].digest != release.digest:
         left = failure(rows[0].digest, steps.run, "by-hand")
         steps.one(note_failure, failed=left)
-    else:
-        steps.one(note_rolled_back)
 
 
 def nodes_now(release: Release, facts: Mapping[str, Any]) -> dict[str, OnNode]:

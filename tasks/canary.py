@@ -7,7 +7,7 @@ from functools import partial
 
 from blocks import Canary, Cluster, Node
 from tasks import endpoint, remote
-from tasks.converge import Outcome, Run, step
+from tasks.converge import Outcome, Run, log, step
 from tasks.endpoint import Ask
 from tasks.errors import Cancelled, NotReady
 from tasks.preflight import Problem
@@ -18,14 +18,18 @@ from tasks.secret_values import api_key
 from tasks.topology import ContainerSpec
 
 NAME = "canary"
+BUSY = "works for others, and is too busy to be measured"
 LOOKS_MORE = 2  # A machine that did something else at the time gets another chance.
+SLOWEST = 1.0  # Seconds for each token of the longer completion; a slower server hangs.
 NOTICED = 0.2  # Seconds: what is slower by less than this is noise, whatever its percentage.
 
 
 def measure(ask: Ask, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> Figures:
     """A short completion and a longer one."""
     short = endpoint.complete(ask, cluster.model.name, clock=clock)
-    long = endpoint.complete(ask, cluster.model.name, tokens=cluster.canary.tokens, clock=clock)
+    tokens = cluster.canary.tokens
+    patience = max(60.0, SLOWEST * tokens)
+    long = endpoint.complete(ask, cluster.model.name, tokens=tokens, timeout=patience, clock=clock)
     for answer in (short, long):
         if not answer.tokens:
             raise NotReady(f"{NAME}: a completion came back without tokens")
@@ -73,27 +77,40 @@ def watch_canary(
         return Outcome(step=NAME, node=node.name, status="planned")
     ask = endpoint.asker(cluster, api_key(cluster))
     look = partial(measure, ask, cluster)
-    figures = [answered(look, node, "the first completions")]
+    looks = [answered(look, ask, node, "the first completions")]
     if remote.STOP.wait(cluster.canary.again_seconds):
         raise Cancelled(f"cancelled while waiting for {NAME}", node=node.name)
-    figures.append(answered(look, node, "a while later"))
+    looks.append(answered(look, ask, node, "a while later"))
     refuse_lost(cluster, node, run, Wanted(nodes=wanted))
-    while (slow := regressions(cluster.canary, best(figures), last)) and len(figures) < (
-        2 + LOOKS_MORE
-    ):
-        figures.append(answered(look, node, "measured again"))
+    while (slow := slower(cluster.canary, looks, last)) and len(looks) < 2 + LOOKS_MORE:
+        looks.append(answered(look, ask, node, "measured again"))
     problems = [_slower(cluster, node, why) for why in slow]
-    now = best(figures)
-    detail = f"{now.seconds:.2f} s, {now.tokens_per_second:.1f} tokens/s, every rank alive"
+    now = best([each for each in looks if each]) if any(looks) else None
+    told = f"{now.seconds:.2f} s, {now.tokens_per_second:.1f} tokens/s" if now else BUSY
     data = {"figures": now, "problems": problems}
+    detail = f"{told}, every rank alive"
     return Outcome(step=NAME, node=node.name, status="unchanged", detail=detail, data=data)
 
 
-def answered(look: Callable[[], Figures], node: Node, when: str) -> Figures:
-    """What was measured; a server that stopped answering is an error that says when."""
+def slower(canary: Canary, looks: Sequence[Figures | None], last: Figures | None) -> list[str]:
+    """By what all looks are slower than it may be; one at a busy server tells nothing of that."""
+    measured = [each for each in looks if each]
+    return regressions(canary, best(measured), last) if measured else []
+
+
+def answered(look: Callable[[], Figures], ask: Ask, node: Node, when: str) -> Figures | None:
+    """What was measured, or nothing where it works for others so much that we were not served.
+
+    A server that stopped answering is an error that says when.
+    """
+    before = endpoint.completed_tokens(ask)
     try:
         return look()
     except endpoint.Silent as error:
+        # As in `check_answers`: clients that come back at once are no failure of a release.
+        if endpoint.running_requests(ask) and endpoint.completed_tokens(ask) > before:
+            log.info("%s on %s: %s (%s)", NAME, node.name, BUSY, when)
+            return None
         raise NotReady(
             f"{NAME}: the server does not answer ({when}): {error.brief}",
             node=node.name,

@@ -43,6 +43,7 @@ class Silent(SparkrailError):
     """The endpoint did not give the answer that we asked for, at which stage of the asking."""
 
     stage: Literal["health", "names", "completion"] = "health"
+    late: bool = False  # Nothing came in time; anything else is an answer of its own.
 
 
 class Served(BaseModel, frozen=True):
@@ -152,7 +153,9 @@ def _response(
         remote.run(("true",), timeout=30)  # Raises when it is the node that is silent.
         late = isinstance(error, TimeoutError)
         said = f"no answer within {timeout:g} s" if late else str(error) or "no answer"
-        raise Silent(f"{path}: {said}", node=remote.node.name) from error
+        silent = Silent(f"{path}: {said}", node=remote.node.name)
+        silent.late = late
+        raise silent from error
     finally:
         connection.close()
         stream.close()

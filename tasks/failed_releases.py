@@ -73,6 +73,14 @@ class Failed(BaseModel, frozen=True):
         others = [each for each in self.releases if each.digest != failed.digest]
         return Failed(releases=(failed, *others)[:KEPT])
 
+    def rolled_back_to(self, digest: str) -> "Failed":
+        """Something runs again, so that nothing is broken; and what runs counts as failed no more,
+        though the others stay untried."""
+        left = [each for each in self.releases if each.digest != digest]
+        if left and left[0].ending == "broken":
+            left[0] = left[0].model_copy(update={"ending": "by-hand"})
+        return Failed(releases=tuple(left))
+
 
 def parse_failed(text: str) -> Failed:
     """What the head has on record; a file that cannot be read keeps nobody from trying."""
@@ -141,6 +149,8 @@ def note_failure(
         name = tagged(cluster.image.name)
         with engine(cluster, node) as client:
             if content_of(client, name) != good_image:
+                # Of those that failed before it nobody needs any: they are not tried again.
+                remove_unused(client, failed_images(cluster))
                 keep(client, name, failed_images(cluster))
     return Outcome(step="breaker", node=node.name, status="changed", detail=detail)
 
@@ -151,14 +161,15 @@ def write_failed(cluster: Cluster, failed: Failed) -> None:
 
 
 @step("breaker")
-def note_rolled_back(cluster: Cluster, node: Node, run: Run) -> Outcome:
-    """After a rollback by hand something runs again: what failed stays untried, but not broken."""
+def note_rolled_back(cluster: Cluster, node: Node, run: Run, digest: str) -> Outcome:
+    """After a rollback by hand to a release: what failed stays untried, but that one."""
     before = read_failed(cluster)
-    if run.dry_run or not before.is_broken:
+    after = before.rolled_back_to(digest)
+    if run.dry_run or after == before:
         return Outcome(step="breaker", node=node.name, status="unchanged")
-    first = before.releases[0].model_copy(update={"ending": "by-hand"})
-    write_failed(cluster, Failed(releases=(first, *before.releases[1:])))
-    return Outcome(step="breaker", node=node.name, status="changed", detail="no longer broken")
+    write_failed(cluster, after)
+    told = "no longer broken" if before.is_broken else f"release {digest} counts no more as failed"
+    return Outcome(step="breaker", node=node.name, status="changed", detail=told)
 
 
 @step("breaker")

@@ -60,12 +60,21 @@ class Release(BaseModel, frozen=True):
 
     @property
     def restorable(self) -> bool:
-        """Whether it says enough to be started again; an older sparkrail's does not."""
-        return bool(self.containers and self.spec)
+        """Whether it says enough to be started again; an older sparkrail's may not."""
+        return bool(self.containers) and self._then is not None
+
+    @property
+    def _then(self) -> Cluster | None:
+        """Its spec, if that is still one."""
+        try:
+            return Cluster.model_validate(self.spec)
+        except ValidationError:
+            return None
 
     def cluster(self, now: Cluster) -> Cluster:
         """Its spec, with the nodes reached as they are reached now."""
-        then = Cluster.model_validate(self.spec)
+        then = self._then
+        assert then is not None, "only a release that is restorable is asked for its spec"
         known = {node.name: node for node in now.nodes}
         return then.model_copy(
             update={

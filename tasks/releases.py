@@ -6,16 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pydantic import BaseModel
 
 from blocks import Cluster, Node
-from tasks import containers, endpoint
+from tasks import containers, endpoint, remote
 from tasks.containers import Container
 from tasks.converge import Outcome, Run, step
 from tasks.differences import explained
+from tasks.endpoint import Answer, Ask
 from tasks.engines import engine
 from tasks.errors import CommandFailed, CommandTimedOut, NotReady
 from tasks.ray_nodes import membership_problems, observe_ray
 from tasks.records import Release, read_releases
 from tasks.secret_values import api_key
 from tasks.topology import ContainerSpec, digest_of, ray_container, serve_container
+
+LOOKS = 3  # Each takes up to a minute, as `serve` gives a new engine three of them.
 
 
 class Wanted(BaseModel, frozen=True):
@@ -199,7 +202,19 @@ def _ray_lost(cluster: Cluster, node: Node) -> Decision:
 def _answers(cluster: Cluster) -> Decision:
     ask = endpoint.asker(cluster, api_key(cluster))
     try:
-        answer = endpoint.check_answers(ask, cluster.model.name)
+        answer = answered(ask, cluster.model.name)
     except endpoint.Silent as error:
         return lost(cluster, [], [f"the server does not answer: {error.brief}"])
     return Decision(answer=answer.told)
+
+
+def answered(ask: Ask, model: str) -> Answer:
+    """What it answers; one that may still read a long prompt for somebody has a while."""
+    for again in range(1, LOOKS + 1):
+        try:
+            return endpoint.check_answers(ask, model)
+        except endpoint.Silent as error:
+            waits = error.stage == "completion" and error.late and endpoint.running_requests(ask)
+            if again == LOOKS or not waits or remote.STOP.is_set():
+                raise
+    raise AssertionError

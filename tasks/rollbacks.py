@@ -33,6 +33,11 @@ for name in launch node.env serve.args; do
     fi
 done"""
 KEY = '. "$1"; printf %s "${VLLM_API_KEY:-}"'
+# Of a release that is kept; nothing where its variables are not.
+KEY_OF = """\
+cd -- "$HOME/.sparkrail/$1/releases/$2" 2>/dev/null && [ -f node.env ] || exit 0
+. ./node.env
+printf key=%s "${VLLM_API_KEY:-}\""""
 HOME = 'printf %s "$HOME"'
 BOOT = "cat /proc/sys/kernel/random/boot_id"
 LOG_FOLDER = f"umask 077; mkdir -p {FOLDER}/failed && cd -- {FOLDER}/failed && pwd"
@@ -75,6 +80,13 @@ def hold_release(cluster: Cluster, node: Node, run: Run, release: Release) -> Ou
     boot = connect(cluster, node).run(("sh", "-c", BOOT)).stdout.strip()
     data = {"found_as": found, "boot": boot, "why": why}
     return Outcome(step="hold", node=node.name, status="unchanged", detail=told, data=data)
+
+
+def cannot_hold(release: Release, node: str, why: str) -> Outcome:
+    """For a node of the release that is no node of the cluster any more and tells nothing."""
+    data = {"found_as": "", "boot": "", "why": why}
+    told = f"{release.digest} cannot be started again: {node}: {why}"
+    return Outcome(step="hold", node=node, status="unchanged", detail=told, data=data)
 
 
 def refuse_gone(release: Release, held: Sequence[Outcome]) -> None:
@@ -159,6 +171,17 @@ def restore_files(cluster: Cluster, node: Node, run: Run, release: Release) -> O
         raise CommandFailed(f"release {release.title} cannot be restored: {why}", node=node.name)
     detail = f"to release {release.title}"
     return Outcome(step="rollback", node=node.name, status="changed", detail=detail)
+
+
+def ask_as(cluster: Cluster, release: Release) -> None:
+    """From now on the server is asked with the key that this release was started with.
+
+    The secrets block may hold another one since: refused by it, a server that is well looks dead.
+    """
+    argv = ("sh", "-c", KEY_OF, "sh", cluster.name, release.digest)
+    said = connect(cluster, cluster.head).run(argv).stdout
+    if said.startswith("key="):
+        use_key(cluster, said.removeprefix("key="))
 
 
 def found(release: Release, held: Sequence[Outcome]) -> dict[str, tuple[ContainerSpec, ...]]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from blocks import Cluster, Node
 from tasks import containers, endpoint
-from tasks.containers import DIGEST_LABEL, Container
+from tasks.containers import BOOT_LABEL, DIGEST_LABEL, Container
 from tasks.converge import Outcome, Run, step
 from tasks.endpoint import Ask
 from tasks.engines import engine
@@ -68,9 +68,12 @@ def parse_watched(text: str) -> Watched:
 
 
 def container_problems(
-    release: Release, node: str, have: Mapping[str, Container]
+    release: Release, node: str, have: Mapping[str, Container], boot: str
 ) -> tuple[str, ...]:
-    """Containers of the release that do not run on a node."""
+    """Containers of the release that do not run on a node, or not since this boot.
+
+    The record may tell an older boot: a release that was brought back was started since.
+    """
     found = []
     for spec in release.containers.get(node, ()):
         container = have.get(spec.name)
@@ -80,6 +83,9 @@ def container_problems(
             found.append(f"{spec.name} on {node} is {container.state}")
         elif container.label(DIGEST_LABEL) != spec.digest:
             found.append(f"{spec.name} on {node} is another than the recorded one")
+    boots = {each.label(BOOT_LABEL) for each in have.values()} - {""}
+    if boots - {boot}:
+        found.append(f"{node} was rebooted")
     return tuple(found)
 
 
@@ -90,10 +96,7 @@ def look_at_node(cluster: Cluster, node: Node, run: Run, release: Release) -> Ou
     with engine(cluster, node) as client:
         have = containers.observe(client, names)
     said = connect(cluster, node).run(("sh", "-c", NODE), timeout=20).stdout.split()
-    problems = list(container_problems(release, node.name, have))
-    recorded = release.nodes.get(node.name)
-    if recorded and recorded.boot_id and recorded.boot_id != said[0]:
-        problems.append(f"{node.name} was rebooted")
+    problems = list(container_problems(release, node.name, have, said[0]))
     since = [f"{each.name} since {_local(each.created)}" for each in have.values()]
     told = [*(problems or since), f"{int(said[1]) // 1024} MiB available"]
     return Outcome(

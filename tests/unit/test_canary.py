@@ -9,7 +9,7 @@ import pytest
 
 from blocks import Canary
 from tasks import endpoint
-from tasks.canary import answered, best, measure, regressions
+from tasks.canary import answered, best, measure, regressions, slower
 from tasks.errors import NotReady
 from tasks.records import Figures
 from tests.unit.specs import spec
@@ -74,18 +74,59 @@ def test_a_short_completion_and_one_of_as_many_tokens_as_the_spec_says() -> None
     ]
 
 
+def test_a_longer_completion_has_longer() -> None:
+    """A server of 20 tokens/s needs 205 s for these."""
+    timeouts: list[float] = []
+
+    def ask(_method: str, _path: str, body: Any, timeout: float) -> tuple[int, bytes]:
+        timeouts.append(timeout)
+        said = {"choices": [{"text": " x"}], "usage": {"completion_tokens": body["max_tokens"]}}
+        return 200, json.dumps(said).encode()
+
+    measure(ask, spec(canary={"tokens": 4096}))
+    assert timeouts == [60, 4096]
+
+
 def test_an_answer_without_tokens_is_none() -> None:
     with pytest.raises(NotReady, match="without tokens"):
         measure(answering(iter([4, 0]), []), spec())
 
 
-def test_a_server_that_stops_answering() -> None:
-    def look() -> Figures:
-        raise endpoint.Silent("a completion: HTTP 500", details="EngineDeadError")
+def silent() -> Figures:
+    raise endpoint.Silent("a completion: no answer within 60 s", details="TimeoutError")
 
+
+def counting(running: int, *tokens: int) -> endpoint.Ask:
+    """Its counters, as they are one look after another."""
+    made = iter(tokens)
+
+    def ask(_method: str, _path: str, _body: Any, _timeout: float) -> tuple[int, bytes]:
+        text = f"vllm:num_requests_running {running}\nvllm:generation_tokens_total {next(made)}\n"
+        return 200, text.encode()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(counting(0, 5, 9, 9), id="nobody else is served"),
+        pytest.param(counting(2, 5, 5, 5), id="its queue stands still"),
+    ],
+)
+def test_a_server_that_stops_answering(ask: endpoint.Ask) -> None:
     with pytest.raises(NotReady) as caught:
-        answered(look, spec().head, "a while later")
+        answered(silent, ask, spec().head, "a while later")
     assert str(caught.value) == (
-        "head: canary: the server does not answer (a while later): a completion: HTTP 500\n"
-        "EngineDeadError"
+        "head: canary: the server does not answer (a while later): "
+        "a completion: no answer within 60 s\nTimeoutError"
     )
+
+
+def test_a_server_that_works_for_others_is_none_that_failed() -> None:
+    """Else clients who come back at once would have a good release rolled back."""
+    assert answered(silent, counting(2, 5, 9, 9), spec().head, "the first completions") is None
+    slow = Figures(seconds=9, tokens_per_second=1)
+    assert slower(CANARY, [None, None], LAST) == []
+    assert slower(CANARY, [None, LAST], LAST) == []
+    assert len(slower(CANARY, [None, slow], LAST)) == 2

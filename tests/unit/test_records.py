@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks import hidden, records
-from tasks.record_keeping import DROP, KEEP, LOOK, Have, plan
+from tasks.record_keeping import DROP, KEEP, LOOK, Have, Write, plan
 from tasks.records import READ, Release, as_text, parse_releases, renewed
 from tests.unit.releases import release
 from tests.unit.specs import spec
@@ -52,6 +52,15 @@ def test_a_row_of_an_older_sparkrail_is_listed_but_not_restorable() -> None:
     assert NEW.restorable
 
 
+def test_a_row_whose_spec_is_none_any_more_is_as_one_of_an_older_sparkrail() -> None:
+    """Else no deploy could begin, and none could put another row on top."""
+    gone = release(spec={**NEW.spec, "option_of_then": 1})
+    [found] = parse_releases(as_text([gone]).decode())
+    assert (found.digest, found.restorable) == (NEW.digest, False)
+    [renewed_row] = renewed([found], NEW.model_copy(update={"started": ""}))
+    assert renewed_row.restorable
+
+
 def test_a_release_survives_the_record() -> None:
     assert parse_releases(as_text([NEW]).decode()) == [NEW]
 
@@ -61,6 +70,17 @@ def test_no_secret_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     text = as_text([release(arguments=("serve", "--api=s3cr3t-value"))]).decode()
     assert "s3cr3t" not in text
     assert "--api=***" in text
+
+
+def test_a_release_that_names_a_secret_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "_values", {"s3cr3t-value"})
+    new = release(arguments=("serve", "--api=s3cr3t-value"))
+    both = {"head": True, "worker1": True}
+    have = Have((OLD,), both, {"head": (), "worker1": ()})
+    [write] = plan(spec(), new, have)
+    assert isinstance(write, Write)
+    read = tuple(parse_releases(as_text(write.rows).decode()))
+    assert plan(spec(), new, Have(read, both, have.others)) == []
 
 
 @pytest.mark.parametrize(

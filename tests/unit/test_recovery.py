@@ -19,14 +19,15 @@ from flows.recovery import (
     rolled_back_on_failure,
     start_all,
 )
-from flows.steps import Steps, conduct
+from flows.steps import Silent, Steps, StepsFailed, conduct
 from tasks import remote
 from tasks.converge import Outcome, Run, Status, step
-from tasks.errors import FailedBefore, NotReady
+from tasks.errors import FailedBefore, NodeUnreachable, NotReady
+from tasks.records import Release
 from tasks.releases import Decision
 from tasks.report import Report
 from tests.unit.releases import release, wanted
-from tests.unit.specs import DOCUMENT, merged, spec
+from tests.unit.specs import DOCUMENT, RUN, merged, spec
 
 OLD = release(spec(serve={"port": 8001}))
 NEW = wanted(spec())
@@ -45,6 +46,8 @@ class Stage:
         self.done: list[str] = []
         self.asked: dict[str, int] = {}
         self.noted: list[Any] = []
+        self.restarts: dict[str, str] = {}  # What each step was told of restarts, at last.
+        self.asked_as: list[str] = []  # With the key of which releases.
         self.decision = Decision()
         self.ray_is_right = False
         self.ran_before = False  # Ray, when it was to be started.
@@ -52,7 +55,8 @@ class Stage:
 
     def stand_in(self, name: str) -> Any:
         @step(name)
-        def made(cluster: Cluster, node: Node, run: Run, **more: Any) -> Outcome:  # noqa: ARG001
+        def made(cluster: Cluster, node: Node, run: Run, **more: Any) -> Outcome:
+            self.restarts[name] = run.restart
             self.asked[name] = self.asked.get(name, 0) + (node.name == "head")
             told = f"{name} of all but {more['keep']}" if more.get("keep") else name
             self.done.append(f"{told} on {node.name}:{cluster.serve.port}")
@@ -92,6 +96,9 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Failing], Stag
         for attribute, name in STEPS.items():
             monkeypatch.setattr(recovery, attribute, stage.stand_in(name))
         monkeypatch.setattr(recovery, "ON_RAY", ("serve",))
+        monkeypatch.setattr(
+            recovery, "ask_as", lambda _, release: stage.asked_as.append(release.digest)
+        )
         monkeypatch.setattr(recovery, "observe_containers", lambda _: {})
         monkeypatch.setattr(recovery, "has_ray_of", lambda *_: stage.ray_is_right)
         return stage
@@ -307,6 +314,46 @@ def test_a_mistake_of_ours_is_rolled_back_too(
     assert report.error.startswith("deploy on head: KeyError: 'a mistake'")
 
 
+# --- whether there is a release to go back to -----------------------------------------------------
+
+
+def last(monkeypatch: pytest.MonkeyPatch, now: Cluster, dead: str) -> Good | None:
+    """What `last_good` says where one node of the recorded release cannot be reached."""
+
+    @step("releases")
+    def recorded(cluster: Cluster, node: Node, run: Run) -> Outcome:  # noqa: ARG001
+        return Outcome(step="releases", node=node.name, status="unchanged", data=[release()])
+
+    @step("hold")
+    def hold(cluster: Cluster, node: Node, run: Run, release: Release) -> Outcome:  # noqa: ARG001
+        if node.name == dead:
+            raise NodeUnreachable("no route to host", node=node.name)
+        data = {"found_as": "engine:1", "boot": "b", "why": ""}
+        return Outcome(step="hold", node=node.name, status="unchanged", data=data)
+
+    monkeypatch.setattr(recovery, "recorded", recorded)
+    monkeypatch.setattr(recovery, "hold_release", hold)
+    remote.STOP.clear()
+    return recovery.last_good(Steps(now, RUN, Silent(), pace=0.0))
+
+
+def test_a_dead_node_that_has_left_the_spec_keeps_no_release_from_being_deployed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = spec(workers=[], serve={"tensor_parallel": 1})
+    assert last(monkeypatch, alone, dead="worker1") is None
+    found = last(monkeypatch, alone, dead="")
+    assert found
+    assert found.release == release()
+
+
+def test_a_node_of_the_spec_that_is_away_ends_the_run_before_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(StepsFailed, match="hold on worker1: no route to host"):
+        last(monkeypatch, spec(), dead="worker1")
+
+
 # --- a release that is not tried again ------------------------------------------------------------
 
 
@@ -321,7 +368,7 @@ def refused(path: str, error: FailedBefore, monkeypatch: pytest.MonkeyPatch) -> 
         with kept_alive_when_refused(steps):
             steps.one(refuse)
 
-    return conduct(path, body)
+    return conduct(path, body, restart="always")
 
 
 @pytest.mark.parametrize(
@@ -357,6 +404,12 @@ def test_the_last_good_release_is_healed_meanwhile(
     assert report.error.startswith("breaker on head: release new is not tried again")
     assert told in report.error
     assert [each for each in stage.done if each.startswith("clear")] == cleared
+    assert stage.asked_as == [OLD.digest]
+    # One that could not be healed is not tried each night and by the watch for ever.
+    assert [(each.digest, each.ending) for each in stage.noted] == [
+        (OLD.digest, "broken") for _ in failing
+    ]
+    assert stage.restarts["decide"] == "if-changed"
 
 
 def test_what_was_broken_stays_stopped(

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from blocks import Cluster
 from tasks.containers import CLUSTER_LABEL, DIGEST_LABEL, RUN_LABEL, SHARES_LABEL, Container
 from tasks.converge import Run
-from tasks.releases import Decision, Wanted, both, compare, lost
+from tasks.endpoint import Ask, Silent
+from tasks.releases import Decision, Wanted, answered, both, compare, lost
 from tasks.topology import Fabric, containers, files
 from tests.unit.specs import RUN, spec, workers
 
@@ -232,3 +234,50 @@ def test_a_decision_survives_json() -> None:
     """Prefect may keep what a step returns."""
     decision = lost(CLUSTER, [W1], ["why"])
     assert Decision.model_validate(json.loads(decision.model_dump_json())) == decision
+
+
+# --- whether the server answers -------------------------------------------------------------------
+
+
+def slow(running: int, late: int, status: int = 200) -> tuple[Ask, list[str]]:
+    """A server that leaves so many completions without an answer, and makes no token meanwhile."""
+    completions: list[str] = []
+
+    def ask(_method: str, path: str, _body: Any, _timeout: float) -> tuple[int, bytes]:
+        if path == "/metrics":
+            return 200, f"vllm:num_requests_running {running}\n".encode()
+        if path == "/v1/models":
+            return 200, b'{"data": [{"id": "tiny"}]}'
+        if path == "/health":
+            return 200, b""
+        completions.append(path)
+        if len(completions) <= late:
+            error = Silent("/v1/completions: no answer within 60 s")
+            error.late = True
+            raise error
+        said = {"choices": [{"text": " x"}], "usage": {"completion_tokens": 4}}
+        return status, json.dumps(said).encode()
+
+    return ask, completions
+
+
+def test_a_server_that_reads_a_long_prompt_for_somebody_is_not_silent() -> None:
+    """For minutes, no token comes out, and what others ask waits behind it."""
+    ask, completions = slow(running=1, late=2)
+    assert answered(ask, "tiny").tokens == 4
+    assert len(completions) == 3
+
+
+@pytest.mark.parametrize(
+    ("server", "asked"),
+    [
+        pytest.param(slow(running=1, late=9), 3, id="three minutes are enough"),
+        pytest.param(slow(running=0, late=9), 1, id="it works for nobody"),
+        pytest.param(slow(running=1, late=0, status=500), 1, id="it answers, but not well"),
+    ],
+)
+def test_a_server_that_is_silent(server: tuple[Ask, list[str]], asked: int) -> None:
+    ask, completions = server
+    with pytest.raises(Silent):
+        answered(ask, "tiny")
+    assert len(completions) == asked

@@ -11,6 +11,7 @@ from tasks.converge import Outcome
 from tasks.errors import NotReady
 from tasks.records import Release
 from tasks.rollbacks import (
+    KEY_OF,
     RESTORE,
     choose,
     found,
@@ -169,3 +170,19 @@ def test_files_are_put_back_and_what_the_release_had_not_goes(tmp_path: Path) ->
     assert sorted(path.name for path in run.iterdir()) == ["launch", "node.env"]
     assert (run / "launch").read_text() == "old script"
     assert (run / "node.env").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_key_that_a_release_was_started_with(tmp_path: Path) -> None:
+    kept = tmp_path / ".sparkrail" / "sparks" / "releases"
+    for digest, line in (("old", "export VLLM_API_KEY='an old key'\n"), ("open", "")):
+        (kept / digest).mkdir(parents=True)
+        (kept / digest / "node.env").write_text(f"export VLLM_HOST_IP=10.77.0.1\n{line}")
+
+    def key(digest: str) -> str:
+        argv = ("sh", "-c", KEY_OF, "sh", "sparks", digest)
+        environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(
+            argv, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert [key(each) for each in ("old", "open", "gone")] == ["key=an old key", "key=", ""]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.containers import DIGEST_LABEL, Container
+from tasks.containers import BOOT_LABEL, DIGEST_LABEL, Container
 from tasks.endpoint import Ask
 from tasks.watching import (
     Action,
@@ -113,6 +113,8 @@ def test_the_server(ask: Ask, before: int | None, look: Look) -> None:
 
 RELEASE = release()
 RAY = "sparkrail-sparks-ray"
+# The record is of boot-1, as the release was first deployed in it.
+BROUGHT_BACK = {DIGEST_LABEL: RELEASE.containers["worker1"][0].digest, BOOT_LABEL: "boot-2"}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,12 @@ RAY = "sparkrail-sparks-ray"
         pytest.param(
             {"labels": {}}, (f"{RAY} on worker1 is another than the recorded one",), id="another"
         ),
+        pytest.param({"labels": BROUGHT_BACK}, (), id="brought back since the node was rebooted"),
+        pytest.param(
+            {"labels": BROUGHT_BACK | {BOOT_LABEL: "boot-1"}},
+            ("worker1 was rebooted",),
+            id="started in another boot",
+        ),
     ],
 )
 def test_containers(changes: dict[str, Any], problems: tuple[str, ...]) -> None:
@@ -130,8 +138,8 @@ def test_containers(changes: dict[str, Any], problems: tuple[str, ...]) -> None:
     labels = {DIGEST_LABEL: spec.digest}
     fields: dict[str, Any] = {"id": "1", "name": RAY, "state": "running", "labels": labels}
     have = {RAY: Container(**fields | changes)}
-    assert container_problems(RELEASE, "worker1", have) == problems
+    assert container_problems(RELEASE, "worker1", have, "boot-2") == problems
 
 
 def test_a_container_that_is_gone() -> None:
-    assert container_problems(RELEASE, "worker1", {}) == (f"{RAY} on worker1 is gone",)
+    assert container_problems(RELEASE, "worker1", {}, "boot-1") == (f"{RAY} on worker1 is gone",)
