@@ -141,8 +141,7 @@ def remove(client: docker.DockerClient, container: Container) -> None:
     try:
         found = client.containers.get(container.id)
         if found.status not in HALF_REMOVED:
-            # A kill from outside counts as a crash for docker: without this it may come back.
-            found.update(restart_policy=NEVER)
+            forbid_restart(found)
             # The server may finish what it answers; Ray holds nothing that is worth a wait.
             found.stop(timeout=STOP_GRACE if container.label(SHARES_LABEL) else RAY_GRACE)
         try:
@@ -153,6 +152,16 @@ def remove(client: docker.DockerClient, container: Container) -> None:
             found.wait(condition="removed", timeout=REMOVAL_SECONDS)
     except NotFound:
         return
+
+
+def forbid_restart(found: Any) -> None:
+    """A kill from outside counts as a crash for docker: without this it may come back."""
+    try:
+        found.update(restart_policy=NEVER)
+    except APIError as error:
+        # It ended just then; none of ours has a policy by which it would come back.
+        if "stopped container" not in str(error):
+            raise
 
 
 def create(

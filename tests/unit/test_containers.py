@@ -324,6 +324,13 @@ def test_one_whose_removal_was_cut_short_is_removed_again(status: str) -> None:
     assert docker.did == ["get ray-id", "remove {'force': True, 'v': True}"]
 
 
+def test_one_that_ends_just_when_it_is_to_be_stopped_is_removed() -> None:
+    docker = client()
+    docker.refuses = {"update": APIError("cannot update a stopped container: unknown")}
+    remove_container(docker, container(RAY))
+    assert docker.did[-1] == "remove {'force': True, 'v': True}"
+
+
 def test_the_end_of_a_removal_that_is_in_progress_is_awaited() -> None:
     """As that of a run which was killed just then."""
     docker = client()
