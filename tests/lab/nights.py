@@ -27,6 +27,7 @@ from tests.lab.product import (
     lab_command,
     load_stub,
     poll,
+    preload,
     use_stub,
 )
 
@@ -227,6 +228,7 @@ def run(options: argparse.Namespace) -> int:
     world = World(Product(where, shape, options.folder, made), **document.get("world", {}))
     nights = document.get("nights", [])
     if not nights:
+        preload(where, shape)
         load_stub(world.product)
         world.load(STUB.read_bytes())
         world.spec().deploy()
