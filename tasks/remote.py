@@ -565,7 +565,7 @@ def _log_in(cluster: Cluster, node: Node, gateway: Remote | None) -> Remote:
     keys = _keys(cluster)
     known_hosts = Path(cluster.ssh.known_hosts).expanduser()
     proxy = _Proxy(node) if node.proxy_command else None
-    connection = Connection(
+    connection = _Connection(
         host=node.address,
         user=node.user,
         port=node.port,
@@ -594,6 +594,22 @@ def _log_in(cluster: Cluster, node: Node, gateway: Remote | None) -> Remote:
         remote.close()
         raise
     return remote
+
+
+class _Connection(Connection):  # type: ignore[misc] # Fabric tells no types.
+    """Fabric's, whose end by way of a gateway that has ended before is no error of a thread."""
+
+    def open_gateway(self) -> Any:
+        channel = super().open_gateway()
+        close = channel.close
+
+        def quietly() -> None:
+            # It wants to tell the other side; the connection that it runs through is gone.
+            with contextlib.suppress(EOFError):
+                close()
+
+        channel.close = quietly
+        return channel
 
 
 def _without_delay(sock: Any) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,22 @@ def test_a_dropped_connection_is_named_and_the_next_one_works(
     again = only(node)
     assert again is not connection
     assert again.run(("echo", "back")).stdout == "back\n"
+
+
+def test_a_way_through_the_head_that_ended_first_is_closed_quietly(
+    worker: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else paramiko's own thread would die of it, and print that among what a user reads."""
+
+    def ended(_message: object) -> None:
+        raise EOFError
+
+    way: Any = worker.transport.sock
+    monkeypatch.setattr(way.transport.packetizer, "send_message", ended)
+    way.close()
+    monkeypatch.undo()
+    with pytest.raises(NodeUnreachable):
+        worker.run(("true",), timeout=20)
 
 
 def test_a_head_that_dropped_is_reached_again_through_its_worker(
