@@ -47,9 +47,12 @@ class Good:
 def last_good(steps: Steps) -> Good | None:
     """The newest release on record, held on its nodes; None where there is none to go back to."""
     rows: list[Release] = steps.one(recorded).data
-    if not rows:
-        return None
-    good, held = hold(steps, rows[0])
+    return whole(steps, rows[0]) if rows else None
+
+
+def whole(steps: Steps, release: Release) -> Good | None:
+    """A release, if all of its nodes have what it takes to start it again."""
+    good, held = hold(steps, release)
     for why in [each.detail for each in held if each.data["why"]]:
         log.warning("there is no release to go back to: %s", why)
         return None
@@ -165,7 +168,11 @@ def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) ->
     logs = LOGS.replace("NAME", steps.cluster.name)
     if good is None:
         told = f"There is no release to go back to: everything of this deploy was stopped. {logs}"
-        return Recovered(cause, told, None, None)
+        if not has_record(steps):
+            return Recovered(cause, told, None, None)
+        # What answered before cannot be started again: no night may try this one over and over.
+        note(steps, None, digest, "broken", cause)
+        return Recovered(cause, told, "broken", None)
     try:
         bring_back(steps, good)
     except Exception as error:  # As in `rolled_back_on_failure`.
@@ -185,14 +192,22 @@ def recover(steps: Steps, good: Good | None, digest: str, cause: StepsFailed) ->
     return Recovered(cause, told, "rolled-back", None)
 
 
-def note(steps: Steps, good: Good, digest: str, ending: Ending, *causes: StepsFailed) -> None:
+def has_record(steps: Steps) -> bool:
+    """Whether a release of this cluster has answered before."""
+    [told] = steps.attempt([call(recorded, node=steps.cluster.head)])
+    return isinstance(told, Outcome) and bool(told.data)
+
+
+def note(
+    steps: Steps, good: Good | None, digest: str, ending: Ending, *causes: StepsFailed
+) -> None:
     """For the runs to come; that it cannot be noted does not hide what happened."""
     failed = failure(digest, steps.run, ending, *(str(each)[:2000] for each in causes))
     told = call(
         note_failure,
         node=steps.cluster.head,
         failed=failed,
-        good_image=good.release.image_content,
+        good_image=good.release.image_content if good else "",
     )
     steps.attempt([told])
 

@@ -14,6 +14,7 @@ from flows.recovery import (
     keeps_ray,
     restored_on_failure,
     rolled_back_on_failure,
+    whole,
 )
 from flows.steps import Steps, as_state, conduct, named
 from tasks.canary import watch_canary
@@ -65,7 +66,7 @@ def go_back(steps: Steps, wanted: str) -> None:
     lost = [each for each in facts.values() if not isinstance(each, NodeFacts)]
     if lost:
         raise lost[0]
-    before = hold(steps, running[0])[0] if running and running[0] != release else None
+    before = whole(steps, running[0]) if running and running[0] != release else None
     steps.endpoint = endpoint_of(good.cluster)
     if not steps.run.dry_run:
         start(steps, good, before, nodes_now(good.release, facts))

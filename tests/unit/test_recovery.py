@@ -52,6 +52,7 @@ class Stage:
         self.ray_is_right = False
         self.ran_before = False  # Ray, when it was to be started.
         self.retryable = True
+        self.recorded = False  # Whether a release has answered before.
 
     def stand_in(self, name: str) -> Any:
         @step(name)
@@ -66,7 +67,7 @@ class Stage:
                 error = NotReady(f"{name} number {self.asked[name]} failed", node=node.name)
                 error.retryable = self.retryable
                 raise error
-            data: Any = self.decision if name == "decide" else {}
+            data: Any = {"decide": self.decision, "releases": self.recorded}.get(name, {})
             ran = self.ran_before and name in ("start", "join")
             status: Status = "unchanged" if ran else "changed"
             return Outcome(step=name, node=node.name, status=status, data=data)
@@ -86,6 +87,7 @@ STEPS = {
     "note_failure": "note",
     "start_again": "restore",
     "decide": "decide",
+    "recorded": "releases",
 }
 
 
@@ -275,6 +277,18 @@ def test_the_first_deploy_clears_away_what_it_started(
     assert "There is no release to go back to" in report.error
     assert [each for each in stage.done if "clear" in each or "rollback" in each] == CLEAR
     assert stage.noted == []
+
+
+def test_what_leaves_nothing_to_go_back_to_is_not_tried_again_by_itself(
+    staged: Callable[[Failing], Stage], path: str
+) -> None:
+    """A release is on record, and cannot be started again: its files or its image are gone."""
+    stage = staged(fails("serve", 1))
+    stage.recorded = True
+    report = deploy(path, first=True)
+    assert (report.state, report.outcome) == ("failed", "broken")
+    assert [each for each in stage.done if "clear" in each or "rollback" in each] == CLEAR
+    assert [each.ending for each in stage.noted] == ["broken"]
 
 
 def test_the_same_release_that_came_back_is_not_held_against_it(
