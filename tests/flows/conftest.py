@@ -24,6 +24,13 @@ from tests.lab.prefect_processes import Processes
 QUICK = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def events_sent() -> Iterator[None]:
+    """Prefect's worker for events knows its first server alone, and waits for that at exit."""
+    yield
+    EventsWorker.drain_all(timeout=30)
+
+
 @pytest.fixture(scope="package")
 def prefect_server() -> Iterator[None]:
     with (
@@ -33,8 +40,6 @@ def prefect_server() -> Iterator[None]:
         environment.setenv("DO_NOT_TRACK", "1")
         with prefect_test_harness(server_startup_timeout=120), temporary_settings(QUICK):
             yield
-            # Prefect's worker for events knows its first server alone, and waits for that at exit.
-            EventsWorker.drain_all(timeout=30)
     with warnings.catch_warnings():
         # Prefect leaves sockets of its clients to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
