@@ -21,7 +21,7 @@ from flows.failed_runs import Ending, Recovered, RunFailed, StepsFailed, summary
 from flows.outages import GRACE, CancelledByUser, to_its_end, wait_for_api
 from flows.runners import Call, Result, Runner, TaskRuns, Threads, call
 from flows.watch import Watch
-from tasks import artifacts, locks, remote
+from tasks import artifacts, hidden, locks, remote
 from tasks.converge import Outcome, Run, log
 from tasks.errors import InvalidSpec, Locked, PreflightFailed, SparkrailError
 from tasks.inventory import load_cluster
@@ -213,6 +213,7 @@ def conduct(
     except SparkrailError as error:
         problem = error
     except Exception as error:  # A mistake of ours: the report tells it, and the log tells where.
+        hidden.clean(error)
         log.exception("%s: the flow itself failed", spec.name)
         problem = error
     finally:

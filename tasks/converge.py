@@ -17,7 +17,7 @@ from prefect.states import Completed
 from pydantic import BaseModel
 
 from tasks import hidden, remote
-from tasks.errors import MAY_PASS, Cancelled, NotConverged, NotReady, SparkrailError
+from tasks.errors import MAY_PASS, Cancelled, NotConverged, NotReady
 
 P = ParamSpec("P")
 Have = TypeVar("Have")
@@ -75,7 +75,7 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
             log.info("%s on %s ...", name, node)
             try:
                 outcome = function(*args, **kwargs)
-            except SparkrailError as error:
+            except Exception as error:
                 hidden.clean(error)
                 raise
             taken = time.monotonic() - started

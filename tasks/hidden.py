@@ -32,12 +32,23 @@ def shown(text: str) -> str:
     return text
 
 
-def clean(error: SparkrailError) -> None:
-    """Nothing of an error's text gives a value away."""
-    error.brief, error.details, error.remedy = map(
-        shown, (error.brief, error.details, error.remedy)
-    )
-    error.args = (error.brief, error.node, error.details, error.remedy)
+def clean(error: BaseException) -> None:
+    """Nothing that an error says gives a value away, nor what led to it: Prefect logs it all."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += [each.__cause__, each.__context__]
+        if isinstance(each, SparkrailError):
+            each.brief, each.details, each.remedy = map(
+                shown, (each.brief, each.details, each.remedy)
+            )
+            each.args = (each.brief, each.node, each.details, each.remedy)
+        else:
+            each.args = tuple(shown(word) if isinstance(word, str) else word for word in each.args)
 
 
 class Filter(logging.Filter):

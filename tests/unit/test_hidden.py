@@ -3,6 +3,7 @@
 import json
 import logging
 import shlex
+import traceback
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
@@ -48,6 +49,27 @@ def test_an_error_is_cleaned_wherever_it_holds_one() -> None:
     hidden.clean(error)
     assert str(error) == "head: exit code 1: x ***\nno ***\nTake *** out"
     assert "sk-" not in repr(error)
+
+
+def test_so_are_a_mistake_of_ours_and_what_led_to_an_error() -> None:
+    """Prefect logs the traceback of a step that failed, with all of them."""
+    try:
+        try:
+            raise ValueError("Invalid header value b'Bearer sk-abcdef\\n'")
+        except ValueError as first:
+            raise CommandFailed("it failed") from first
+    except CommandFailed as error:
+        hidden.clean(error)
+        text = "".join(traceback.format_exception(error))
+    assert "Bearer ***" in text
+    assert "sk-abcdef\\n" not in text
+
+
+def test_nor_does_its_repr_give_one_away() -> None:
+    with pytest.raises(UnicodeEncodeError) as caught:
+        "Bearer sk-abcdef€".encode("latin-1")
+    hidden.clean(caught.value)
+    assert "sk-abcdef" not in repr(caught.value)
 
 
 def test_our_logger_shows_none(caplog: pytest.LogCaptureFixture) -> None:

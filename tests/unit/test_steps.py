@@ -15,7 +15,7 @@ from blocks import Node
 from flows import steps as running
 from flows.runners import THREADS, Threads, call
 from flows.steps import UNATTENDED, Steps, StepsFailed, conduct, is_attended
-from tasks import locks, remote
+from tasks import hidden, locks, remote
 from tasks.converge import Status
 from tasks.engines import no_engine
 from tasks.errors import (
@@ -319,6 +319,20 @@ def test_a_mistake_of_ours_between_steps_is_told_too(path: str) -> None:
     assert (report.state, report.exit_code) == ("failed", 1)
     assert report.error == "AssertionError: preflight let it through"
     assert len(report.steps) == 1
+
+
+def test_a_mistake_of_ours_gives_no_secret_away(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "_values", set())
+    hidden.hide(["sk-abcdef"])
+    refused = ValueError("Invalid header value b'Bearer sk-abcdef\\n'")
+
+    def body(run: Steps) -> None:
+        if run.attempt([call(lift, node=run.cluster.head, do=raising(refused))]):
+            raise ValueError("Bearer sk-abcdef")
+
+    report = conduct(path, body)
+    assert report.error == "ValueError: Bearer ***"
+    assert report.steps[0].detail == "Invalid header value b'Bearer ***\\n'"
 
 
 def test_an_invalid_spec_is_told_before_anything_runs(tmp_path: Path) -> None:
