@@ -282,8 +282,9 @@ def as_state(report: Report) -> Any:
 
 
 def _run_id() -> str:
-    # A retry from the UI goes on with the same flow run, and so keeps what it itself started.
-    return str(flow_run.get_root_flow_run_id() or uuid.uuid4())[:13]
+    # A retry from the UI goes on with the same flow run, and so keeps what it itself started. All
+    # of the id: it begins with a time, and a schedule makes the runs of many nights at one time.
+    return str(flow_run.get_root_flow_run_id() or uuid.uuid4())
 
 
 def _again() -> bool:

@@ -42,9 +42,9 @@ def locked_by(stub: Product, run: str) -> str:
     """How a refusal names the run that holds the lock."""
     owner = stub.lock_owner()
     assert owner is not None
-    assert owner["run"] == run[:13]
+    assert owner["run"] == run
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
-    return f"head: stub is worked on by run {run[:13]} of {owner['who']}, since {since}"
+    return f"head: stub is worked on by run {run} of {owner['who']}, since {since}"
 
 
 def test_nightly_against_on_demand_and_a_laptop(

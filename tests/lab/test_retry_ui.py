@@ -43,7 +43,7 @@ def mend(stub: Product) -> None:
 
 def started(product: Product, node: str, run: UUID, name: str) -> bool:
     """Whether that run has started that container."""
-    label = f"label=sparkrail.run={str(run)[:13]}"
+    label = f"label=sparkrail.run={run}"
     return name in product.containers(node, f"--filter {label}")
 
 
