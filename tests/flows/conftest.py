@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.events.worker import EventsWorker
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -22,13 +21,6 @@ from tests.lab.prefect_processes import Processes
 
 # A synchronous flow run waits a second for its heartbeat thread to end.
 QUICK = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def events_sent() -> Iterator[None]:
-    """Prefect's worker for events knows its first server alone, and waits for that at exit."""
-    yield
-    EventsWorker.drain_all(timeout=30)
 
 
 @pytest.fixture(scope="package")

@@ -11,8 +11,6 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from prefect.events.worker import EventsWorker
-
 from tests.lab.layout import REPOSITORY
 
 BIN = Path(sys.executable).parent
@@ -71,9 +69,6 @@ class Processes:
             self.start("worker", "prefect", "worker", "start", "--pool", POOL)
 
     def stop(self, *names: str) -> None:
-        # Flows of this very process: later, each of their events would wait a minute for a server,
-        # and those of the next server would go to this one.
-        EventsWorker.drain_all(timeout=30)
         for name in names or ("worker", "server"):
             self._stop(name)
 
