@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from blocks import Cluster
-from flows.failed_runs import Ending, Failure, Recovered, StepsFailed
-from flows.steps import Steps, call
+from flows.failed_runs import Ending, Recovered, StepsFailed
+from flows.steps import Steps, call, outcomes
 from tasks import remote
 from tasks.canary import watch_canary
 from tasks.converge import Outcome, log
@@ -66,18 +66,14 @@ def hold(steps: Steps, release: Release) -> tuple[Good | None, list[Outcome]]:
     cluster = release.cluster(steps.cluster)
     calls = [call(hold_release, node=node, release=release) for node in cluster.nodes]
     here = {node.name for node in steps.cluster.nodes}
-    held: list[Outcome] = []
-    failures: list[Failure] = []
-    for each, result in zip(calls, steps.on(cluster).attempt(calls), strict=True):
-        if isinstance(result, Outcome):
-            held.append(result)
-        elif isinstance(result, SparkrailError) and each.node not in here:
-            # It has left the spec, maybe because it is dead: that must not stop a new release.
-            held.append(cannot_hold(release, each.node, result.brief))
-        else:
-            failures.append((hold_release.name, each.node, result))
-    if failures:
-        raise StepsFailed(failures)
+    # A node that has left the spec, maybe because it is dead, must not stop a new release.
+    told = [
+        cannot_hold(release, each.node, result.brief)
+        if isinstance(result, SparkrailError) and each.node not in here
+        else result
+        for each, result in zip(calls, steps.on(cluster).attempt(calls), strict=True)
+    ]
+    held = outcomes(calls, told)
     return Good(release, cluster, found(release, held)), held
 
 

@@ -115,15 +115,7 @@ class Steps:
 
     def all(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run steps side by side, wait for every one of them, then fail naming all that failed."""
-        results = self.attempt(calls)
-        failures = [
-            (each.task.name, each.node, result)
-            for each, result in zip(calls, results, strict=True)
-            if not isinstance(result, Outcome)
-        ]
-        if failures:
-            raise StepsFailed(failures)
-        return [result for result in results if isinstance(result, Outcome)]
+        return outcomes(calls, self.attempt(calls))
 
     def attempt(self, calls: Sequence[Call]) -> list[Result]:
         """Run steps side by side and wait for every one; failures are results like others."""
@@ -149,6 +141,18 @@ class Steps:
         in_order = [ended[place] for place in range(len(calls))]
         self.rows.extend(row for row, _ in in_order)
         return [result for _, result in in_order]
+
+
+def outcomes(calls: Sequence[Call], results: Sequence[Result]) -> list[Outcome]:
+    """What came of steps that were attempted; fails naming all that failed."""
+    failures = [
+        (each.task.name, each.node, result)
+        for each, result in zip(calls, results, strict=True)
+        if not isinstance(result, Outcome)
+    ]
+    if failures:
+        raise StepsFailed(failures)
+    return [result for result in results if isinstance(result, Outcome)]
 
 
 def _row(each: Call, seconds: float, result: Result) -> Row:
