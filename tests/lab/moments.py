@@ -47,6 +47,12 @@ def is_loading(cluster: Product) -> bool:
     return cluster.runs("worker1", "docker load")
 
 
+def loads_its_weights(cluster: Product) -> bool:
+    """Whether the fast engine waits for SIGUSR1, as with STUB_HOLD; it may not be there yet."""
+    said = cluster.on("head", f"docker logs {cluster.server} 2>&1 || true")
+    return "loading weights" in said
+
+
 def on_all(step: str) -> list[str]:
     return [f"{step} on {name}" for name in NODES]
 

@@ -13,6 +13,7 @@ from tests.lab.moments import (
     FROM_STOP_ON,
     NODES,
     Begun,
+    loads_its_weights,
     no_run_is_left,
     nothing_is_left,
     until_begun,
@@ -124,9 +125,7 @@ def test_two_at_once_and_interrupted_while_serve_is_waited_for(held: Product) ->
     running = held.start("deploy")
     running.until_ended("cluster verification on head")
     # Before it says so, the signal would end it.
-    running.until(
-        lambda: "loading weights" in held.on("head", f"docker logs {held.server} 2>&1 || true")
-    )
+    running.until(lambda: loads_its_weights(held))
     held.send_signal("head", "vllm", signal.SIGUSR1)
     assert running.wait().code == 0
     nothing_is_left(held)

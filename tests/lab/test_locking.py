@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import StateType
 
 from tests.lab import holds, processes
 from tests.lab.flow_runs import FlowRuns
+from tests.lab.moments import loads_its_weights
 from tests.lab.prefect_processes import Processes
 from tests.lab.product import DONE, FAILED, LOCKED, Product, Running, poll
 
@@ -184,8 +185,7 @@ def test_the_server_is_away_for_two_minutes_while_the_engine_loads(
     held = stub.but(tmp_path, lambda spec: spec["environment"].update(STUB_HOLD="1"))
     held.write()
     run = runs.start("deploy/nightly", cluster=str(held.spec))
-    said = f"docker logs {held.server} 2>&1 || true"
-    poll(lambda: "loading weights" in held.on("head", said), 120)
+    poll(lambda: loads_its_weights(held), 120)
     who = locked_by(held, str(run))
     prefect.signal("server", signal.SIGKILL)
     threading.Event().wait(120)
