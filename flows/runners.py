@@ -57,7 +57,7 @@ class Runner(Protocol):
 class Threads:
     """Steps as plain calls."""
 
-    def __init__(self, pace: float = 1.0) -> None:
+    def __init__(self, pace: float) -> None:
         self._pace = pace
         self._pool = ThreadPoolExecutor(max_workers=THREADS)
 

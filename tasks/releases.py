@@ -208,13 +208,12 @@ def _answers(cluster: Cluster) -> Decision:
     return Decision(answer=answer.told)
 
 
-def answered(ask: Ask, model: str) -> Answer:
+def answered(ask: Ask, model: str, looks: int = LOOKS) -> Answer:
     """What it answers; one that may still read a long prompt for somebody has a while."""
-    for again in range(1, LOOKS + 1):
-        try:
-            return endpoint.check_answers(ask, model)
-        except endpoint.Silent as error:
-            waits = error.stage == "completion" and error.late and endpoint.running_requests(ask)
-            if again == LOOKS or not waits or remote.STOP.is_set():
-                raise
-    raise AssertionError
+    try:
+        return endpoint.check_answers(ask, model)
+    except endpoint.Silent as error:
+        waits = error.stage == "completion" and error.late and endpoint.running_requests(ask)
+        if looks == 1 or not waits or remote.STOP.is_set():
+            raise
+    return answered(ask, model, looks - 1)
