@@ -159,7 +159,7 @@ def forbid_restart(found: Any) -> None:
     try:
         found.update(restart_policy=NEVER)
     except APIError as error:
-        # It ended just then; none of ours has a policy by which it would come back.
+        # It ended just then, and is taken away next.
         if "stopped container" not in str(error):
             raise
 
@@ -233,7 +233,7 @@ def log_tail(client: docker.DockerClient, name: str, lines: int = 30) -> str:
     except NotFound:
         return ""
     except APIError as error:
-        if "marked for removal" in str(error):
+        if "marked for removal" in str(error):  # Of one that is half removed, docker tells none.
             return ""
         raise
     return raw.decode(errors="replace")

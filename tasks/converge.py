@@ -75,7 +75,7 @@ def step(name: str) -> Callable[[Callable[P, Outcome]], Task[P, Outcome]]:
             log.info("%s on %s ...", name, node)
             try:
                 outcome = function(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # A mistake of ours, too: Prefect logs all that it says.
                 hidden.clean(error)
                 raise
             taken = time.monotonic() - started
